@@ -33,7 +33,7 @@ class MakePrivateOptions:
             order, or a function from its name to the number.
         arithmetic: ``float`` (matrix products; certified for real-number sums) or ``exact``
             (integer sums of explicit gradients; certified for the released bits, if a record's
-            gradient depends on it alone).
+            gradient depends on it alone; ``engine.validate`` can test that).
         loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch; the
             optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.

@@ -38,6 +38,7 @@ from .uses import (
 )
 
 if TYPE_CHECKING:
+    from .padded_rows import RowPadding, StaysAsTested
     from .provenance import ModuleBoundary
 
 
@@ -99,6 +100,8 @@ class Capture:
         """Factor on the loss (of a gradient scaler), which is divided out of the gradients."""
         self.arrived_batch = 0
         """Number of samples that the captured gradients belong to."""
+        self.arrived_padded = 0
+        """How many of them are rows of zeros."""
         self.make_backward_clipper: Callable[[], BackwardClipper] | None = None
         """Maker of the object that finishes clip groups inside the backward pass; None leaves them
         to the step."""
@@ -122,6 +125,20 @@ class Capture:
         for."""
         self.recorded = False
         """Whether sources may hold uses or gradients: a replayed step leaves none with them."""
+        self.unscaled = False
+        """Whether backward passes undo a mean over the samples before it rounds anything."""
+        self.mean_undone = False
+        """Whether what arrived is of such passes."""
+        self.has_half = False
+        """Whether the current samples meet float16, which gradients without a mean may exceed."""
+        self.row_padding: RowPadding | None = None
+        """Fills batches up on their way into the module; None leaves them as they are."""
+        self.padded = 0
+        """Rows of zeros behind the samples of the last training pass."""
+        self.is_padded = False
+        """Whether that pass has a number of rows that padding admits."""
+        self.tested: StaysAsTested | None = None
+        """Watches that steps stay what was tested."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -155,6 +172,11 @@ class Capture:
         return bool(self._hooks)
 
     @property
+    def records(self) -> int:
+        """Samples of the last training pass, without the rows that fill it up."""
+        return (self.batch or 0) - self.padded
+
+    @property
     def batch_number(self) -> int:
         """The number of batches and pieces of batches whose samples have entered."""
         return self._ticket
@@ -163,6 +185,11 @@ class Capture:
     def in_public(self) -> bool:
         """Whether passes use no private data now."""
         return self._public
+
+    @property
+    def arrived_from(self) -> int | None:
+        """The number of the batch whose gradients arrived; None if nothing did."""
+        return self._admitted
 
     @property
     def captured(self) -> bool:
@@ -262,6 +289,7 @@ class Capture:
         self.early = None
         self.budget.release()
         self._admitted = None
+        self.mean_undone = False
         self._unverified.clear()
 
     @contextmanager
@@ -306,8 +334,12 @@ class Capture:
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
-        use = CapturedOp(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
         self.recorded = True
+        use = CapturedOp(
+            self, operation, tuple(targets), self._ticket, batch, site, saved, first, self.padded
+        )
+        if self.unscaled and _in_half(x):
+            self.has_half = True
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
             self.budget.activations += x.nbytes
             for target in targets:
@@ -381,7 +413,7 @@ class Capture:
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()
         self._admitted = use.batch_id
-        self.arrived_batch = use.batch
+        self.arrived_batch, self.arrived_padded = use.batch, use.padded
         # Behind zero weights there is nothing to verify, and nothing to protect.
         if not self.verified(use) and bool(g.any()):
             self._unverified[use.site] = use.names
@@ -507,6 +539,8 @@ class Capture:
         changed = None
         if self.boundary is not None and self.collected is None:
             changed = args, kwargs = self.boundary.enter(args, kwargs)
+        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
+            changed = args, kwargs = self.row_padding.enter(args, kwargs)
         self.guard.before(args, kwargs)
         return changed
 
@@ -560,11 +594,15 @@ class Capture:
             needed = self.watching and (bool(self._fresh) or self._watch_input)
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
+        made = output
+        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
+            output = self.row_padding.leave(output)
         followed = self.boundary if self.collected is None else None
         if self._public or (self._skipped and followed and not followed.in_placeholder):
             followed = None
         self._skipped = False
-        self.guard.after(args, kwargs, output)
+        self.guard.after(args, kwargs, made)
+        del made  # the last other holder of an output that was not padded
         if followed is None:
             return output
         alone = type(output) is Tensor and holders_of(output) == self._fewest_holders
@@ -575,10 +613,27 @@ class Capture:
         last = next(reversed(self.module._forward_hooks.values()), None)
         return isinstance(last, Hook) and last.call == self._after_forward and not _GLOBAL_HOOKS
 
+    def undo_mean(self, losses: Sequence[Tensor]) -> bool:
+        """Whether the backward pass that begins undoes the mean of these losses.
+
+        All passes of the same samples do, or none. Narrow losses cannot hold every number.
+        """
+        if not self.captured:
+            wide = all(loss.dtype in (torch.float32, torch.float64) for loss in losses)
+            mean = self.unscaled and self.loss_reduction == "mean"
+            self.mean_undone = mean and wide and not self.has_half
+        return self.mean_undone
+
+    def loss_factor(self) -> float:
+        """What takes captured gradients to those of each sample's own loss."""
+        mean = self.loss_reduction == "mean" and not self.mean_undone
+        return (self.arrived_batch if mean else 1) / self.loss_scale
+
     def _next_samples(self) -> None:
         self.program.next_samples()
         self._ticket += 1
         self._inconclusive = set()
+        self.has_half = False
         self.budget.activations = 0
         if self.recorded:
             for slot in self.slots:
@@ -601,6 +656,14 @@ class Capture:
 
 
 _GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
+
+
+def _in_half(x: Tensor) -> bool:
+    """Whether an operation on ``x`` runs in float16."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind) is torch.float16
+    return x.dtype is torch.float16
 
 
 def _fold(rows: int, batch: int) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -91,6 +92,7 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     one_group = len({block.clip_group for block in now.blocks}) == 1
     # Integer sums add the rounding of each use to its own norm.
     capture.joint_norms = one_group and now.arithmetic == "float"
+    capture.unscaled = sums_in_place(now, capture.slots)
     if not one_group and now.arithmetic == "float":
         capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 
@@ -166,7 +168,7 @@ class GroupSums:
     @cached_property
     def scale(self) -> float:
         """The factor from captured gradients to those of each sample's own loss."""
-        mean = self.capture.loss_reduction == "mean"
+        mean = self.capture.loss_reduction == "mean" and not self.capture.mean_undone
         return (self.batch if mean else 1) / self.loss_scale
 
     def on_gradient(self, slot: ParameterSource) -> None:
@@ -396,13 +398,21 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     for slot in capture.slots:
         with attributed_to(slot):
             parts += [(slot, arrival) for arrival in _parts(slot)]
-    return integer_sums(
+    result = integer_sums(
         plan,
         capture.slots,
         parts,
         batch=batch,
-        scale=(batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale,
+        scale=capture.loss_factor(),
         store=capture.sum_store,
+    )
+    if capture.tested is not None:
+        capture.tested.close()
+    if not capture.arrived_padded:
+        return result
+    norms = result.norms[: batch - capture.arrived_padded]
+    return replace(
+        result, norms=norms, nonfinite=count(~torch.isfinite(norms)), batch_size=len(norms)
     )
 
 
@@ -410,7 +420,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     """Return all per-sample gradients ``[B, *shape]``, mapped ones as release coordinates."""
     take_over(capture, plan)
     batch = capture.arrived_batch
-    scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
+    scale = capture.loss_factor()
     gradients = []
     for slot in capture.slots:
         dtype = sum_dtype_of(slot)

@@ -25,6 +25,7 @@ from . import checkpoint, distributed, observing, validate
 from .accountant import Accountant
 from .allocator import allocator_choice
 from .arguments import MakePrivateOptions, loader_of, mechanism_of, sampling_of
+from .batch_invariance import BatchInvariance, test_engine
 from .capture import Capture
 from .dry_run import dry_run
 from .fix import fix
@@ -443,16 +444,28 @@ class PrivacyEngine:
         module: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         data_loader: DataLoader[Any] | None = None,
-    ) -> None:
+        targets: Any = None,
+        loss: Callable[..., torch.Tensor] | None = None,
+    ) -> BatchInvariance | None:
         """Refuse what cannot be private; changes nothing.
 
         With ``inputs``, after ``make_private``: run ``function`` (default: the module) on a batch
         without training and check every use of a parameter. That admits uses outside the module's
         own forward pass (``engine.dry_run``).
 
+        With ``loss`` besides: test whether a record's gradient depends on it alone, and return what
+        was found (``engine.batch_invariance``). If it does, exact certificates of the steps that
+        follow say so in the place of their condition, as long as these are steps of the kind that
+        was tested; batches are then padded to multiples of 16 rows.
+
+        Args:
+            targets: what the loss takes besides the module's outputs.
+            loss: the training loop's function of outputs and targets.
+
         Raises:
             UnsupportedModule: lists everything that was found.
-            InvalidInput: an optimizer or a loader that cannot be private.
+            InvalidInput: an optimizer or a loader that cannot be private; inputs, a loader or a
+                mechanism that the test is not made for.
         """
         if module is not None:
             module = distributed.unwrapped(module)
@@ -467,6 +480,10 @@ class PrivacyEngine:
         if function is not None or inputs:
             findings = dry_run(self.capture, function, *inputs)
             validate.refuse(self.capture.module, findings)
+        if loss is None:
+            return None
+        capture, private, _, loader = self._made()
+        return test_engine(capture, private, loader, inputs, targets, loss)
 
     def is_compatible(
         self,

@@ -93,6 +93,8 @@ class CapturedOp:
     """Plain values that the rule's backward pass needs, no tensors."""
     first: bool = False
     """Whether its input is the module's, watched for the probe alone."""
+    padded: int = 0
+    """How many of its samples are rows of zeros that fill the batch up."""
 
     @property
     def names(self) -> str:

@@ -29,6 +29,8 @@ def look(name: str) -> Callable[..., Any] | None:
     """The compiled module's quick look of this name, which needs no kernels; None without it."""
     found: Callable[..., Any] | None = getattr(load_extension(), name, None)
     return found
+
+
 def replayed_step(dtype: torch.dtype) -> Any:
     """A new list of the calls of a step (``csrc/bindings/replay.cpp``) in float32 or float64."""
     return kernel("ReplayedStep", dtype)()

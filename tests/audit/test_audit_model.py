@@ -128,6 +128,24 @@ def test_a_second_backward_pass_adds_before_the_clip(as_: str) -> None:
     assert made._rig.given_twice().text == "refused: one pass"
 
 
+def test_exact_audits_say_what_is_certified_of_the_bits() -> None:
+    made = subject(as_="exact")
+    checks = {check.name: check for check in made.checks(quick=True)}
+    assert checks["batch invariance"].passed
+    assert "certified for released bits, batch invariance tested: " in (
+        checks["batch invariance"].text
+    )
+    made.release(True, 1, 0)
+    assert made._rig.engine.step.certify(1e-5).certified_for == (
+        "released bits, batch invariance tested"
+    )
+    masked = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
+    other = {c.name: c for c in subject(as_="exact", module=masked).checks(quick=True)}
+    assert other["batch invariance"].passed is None
+    assert "if a record's gradient depends on it alone" in other["batch invariance"].text
+    assert "batch invariance" not in {c.name for c in subject().checks(quick=True)}
+
+
 def test_engines_and_keys_stay_in_their_process() -> None:
     made = subject()
     made.release(True, 1, 0)

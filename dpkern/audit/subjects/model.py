@@ -40,6 +40,7 @@ from ..claims import Claim, of_event
 from ..findings import Check
 from ..scores import LinearScore
 from ..subject import Pair, Subject
+from .model_invariance import batch_invariance
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, the samples along the first dimension."""
@@ -162,10 +163,14 @@ class ModelStep(Subject):
         return 1.0 if everywhere else None
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """Check the canary's contribution against its bound: alone, as a difference, twice."""
+        """Check the canary's contribution against its bound: alone, as a difference, twice.
+
+        Of exact sums also whether gradients depend on their records alone.
+        """
         del quick
         rig = self._rig
-        return (within_bound(rig.plan, rig.alone), rig.remove_one(), rig.given_twice())
+        found = (within_bound(rig.plan, rig.alone), rig.remove_one(), rig.given_twice())
+        return (*found, rig.invariance) if rig.plan.arithmetic == "exact" else found
 
 
 class _EngineHarness:
@@ -200,13 +205,17 @@ class _EngineHarness:
             backend=subject.backend,
         )
         self.plan: Plan = self.engine.step.plan
+        self.invariance = batch_invariance(self.engine, self.batches[True], self._magnified_loss)
         self.parameters = self.engine.capture.parameters
         self.start = [p.detach().clone() for p in self.parameters]
         self._aim(subject.coordinates)
 
+    def _magnified_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs, targets) * self.magnified
+
     def _backward(self, batch: Batch) -> None:
         x, y = batch
-        (self.loss(self.module(x), y) * self.magnified).backward()  # type: ignore[no-untyped-call]
+        self._magnified_loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
 
     def _backward_twice(self, batch: Batch) -> None:
         self._backward(batch)

@@ -289,7 +289,7 @@ class ModuleBoundary:
             if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
                 return output
             # Without a loader each pass brings new samples, row by row.
-            rows = YieldedBatch(self.capture.batch, boundary=self).rows
+            rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
         usual = type(output) is Tensor and rows is batch.rows and output.dim()
@@ -338,13 +338,14 @@ class ModuleBoundary:
         self,
         losses: Sequence[Tensor],
         states: Sequence[State],
-        run: Callable[[], Any],
+        run: Callable[..., Any],
         *,
         frees: bool = False,
     ) -> Any:
         """Check losses (``LossCheck.check``) and run their backward pass.
 
-        ``frees`` says that the pass frees the graph behind the outputs that it reaches.
+        ``run`` may be given a factor of all gradients that the pass starts with. ``frees`` says
+        that it frees the graph behind the outputs that it comes to.
         """
         if self.capture.in_public:
             if states:
@@ -357,8 +358,15 @@ class ModuleBoundary:
                 return None  # an empty draw has no gradient
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
+        capture = self.capture
+        if capture.tested is not None:
+            for loss in losses:
+                capture.tested.note_loss(loss, self.losses.outputs)
         try:
-            return run()
+            if len(states) != len(losses) or not capture.undo_mean(losses):
+                return run()
+            batch = states[0].batch if states else None
+            return run(capture.records if batch is None else batch.in_pass)
         finally:
             self.losses.running = False
             if frees and len(self.losses.outputs) == 1:

@@ -226,6 +226,23 @@ def _weighted(call: TrackedCall, weights: Tensor, first: State) -> State:
     return call.mixed("weights samples by others")
 
 
+def _multiplied(
+    args: Sequence[Any], kwargs: Mapping[str, Any], losses: Sequence[Tensor], factor: int
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a backward pass, the gradients it starts with times ``factor``."""
+    if not args:
+        args, kwargs = (kwargs["tensors"],), {k: v for k, v in kwargs.items() if k != "tensors"}
+    name = "gradient" if "gradient" in kwargs or isinstance(args[0], Tensor) else "grad_tensors"
+    given = args[1] if len(args) > 1 else kwargs.get(name)
+    starts = list(given) if isinstance(given, (tuple, list)) else [given] * len(losses)
+    found = [
+        torch.full_like(loss, factor) if start is None else start * factor
+        for loss, start in zip(losses, starts, strict=True)
+    ]
+    value: Any = found[0] if name == "gradient" else found
+    return (args[0], value, *args[2:]), {k: v for k, v in kwargs.items() if k != name}
+
+
 @action("backward")
 def backward(call: TrackedCall) -> Any:
     """Check that the loss is a sum over records, and run the backward pass."""
@@ -242,11 +259,13 @@ def backward(call: TrackedCall) -> Any:
         if weights is not None and states:
             states[0] = _weighted(call, weights, states[0])
 
-    def run() -> Any:
+    def run(factor: int | None = None) -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.
-        if len(call.args) == 1 and not call.kwargs and call.args[0] is roots[0]:
+        if len(call.args) == 1 and not call.kwargs and call.args[0] is roots[0] and factor is None:
             return call.func(losses[0])
         args, kwargs = mapped((call.args, call.kwargs), untracked)
+        if factor is not None:
+            args, kwargs = _multiplied(args, kwargs, losses, factor)
         return call.func(*args, **kwargs)
 
     if boundary is None:

@@ -38,7 +38,7 @@ class Boundary(Protocol):
         self,
         losses: Sequence[Tensor],
         states: Sequence[State],
-        run: Callable[[], Any],
+        run: Callable[..., Any],
         *,
         frees: bool = False,
     ) -> Any:

@@ -63,8 +63,12 @@ class TrackedTensor(Tensor):
         else:
             # For as long as it goes backward the loss is an ordinary tensor: no alias is made.
             state, self.__class__ = self._state, Tensor  # type: ignore[assignment]
+
+            def run(factor: int | None = None) -> None:
+                Tensor.backward(self, None if factor is None else torch.full_like(self, factor))  # type: ignore[no-untyped-call]
+
             try:
-                batch.boundary.backward([self], [state], self.backward, frees=True)
+                batch.boundary.backward([self], [state], run, frees=True)
             finally:
                 self.__class__ = TrackedTensor
 

@@ -31,6 +31,9 @@ BATCHED_BITS = "released bits, if a record's gradient depends on it alone"
 """The statement on exact sums whose gradients come out of passes over batches
 (``scope_for_batched_gradients``)."""
 
+TESTED_BITS = "released bits, batch invariance tested"
+"""The same where a test, and no proof, says that a record's gradient depends on it alone."""
+
 REAL_SUMS = "real-number sums"
 NOTHING = "nothing"
 
@@ -77,8 +80,9 @@ class Certificate:
         accountant: the accountant that gave the bound ``epsilon``.
         event: the accounted event as JSON.
         bounds: every bound that was proved, by accountant; the others are looser.
-        certified_for: ``released bits``, with a condition where a model makes the gradients
-            (``BATCHED_BITS``); ``real-number sums`` or ``nothing``.
+        certified_for: ``released bits``, where a model makes the gradients with a condition
+            (``BATCHED_BITS``) or a test in its place (``TESTED_BITS``); ``real-number sums`` or
+            ``nothing``.
         notes: what a reader must know in order not to over-read the number.
     """
 
@@ -249,13 +253,16 @@ class LedgerEntry:
         return events.repeated(step, self.count)
 
 
-def scope_for_batched_gradients(certified_for: str) -> str:
+def scope_for_batched_gradients(certified_for: str, *, tested: bool = False) -> str:
     """Return the part of a statement that holds where gradients come out of passes over batches.
 
     Exact sums are proved for contributions that stay what they are when a record comes or goes.
-    Rounded by a model, a record's gradient may differ in its last bits with the size of its batch.
+    Rounded by a model, a record's gradient may differ in its last bits with the size of its batch;
+    ``tested`` says that it was seen not to.
     """
-    return BATCHED_BITS if certified_for == RELEASED_BITS else certified_for
+    if certified_for != RELEASED_BITS:
+        return certified_for
+    return TESTED_BITS if tested else BATCHED_BITS
 
 
 def checked_variation(variation: object) -> float:
@@ -309,7 +316,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[LedgerEntry], bool]:
             integer(minimum=1, dataset_size=use.dataset_size)
         if use.phase is not None:
             integer(phase=use.phase)
-        kinds = (RELEASED_BITS, BATCHED_BITS, REAL_SUMS, NOTHING)
+        kinds = (RELEASED_BITS, TESTED_BITS, BATCHED_BITS, REAL_SUMS, NOTHING)
         choice(kinds, certified_for=use.certified_for)
         integer(minimum=1, maximum=_MAX_COUNT, count=use.count)
         integer(minimum=1, maximum=MAX_DIMENSION, dimension=use.dimension)
@@ -388,7 +395,7 @@ def _readable(leaves: Sequence[ElementaryEvent]) -> EventSpec:
 def _weakest(uses: Sequence[LedgerEntry]) -> str:
     """Return the weakest statement among the entries."""
     kinds = sorted({use.certified_for for use in uses})
-    for weak in (REAL_SUMS, BATCHED_BITS):
+    for weak in (REAL_SUMS, BATCHED_BITS, TESTED_BITS):
         if weak in kinds:
             return weak
     return " and ".join(kinds) or NOTHING
@@ -404,6 +411,11 @@ def _notes(uses: Sequence[LedgerEntry], delta: float) -> Sequence[str]:
         notes.append(
             "floating-point rounding can make a record's gradient depend on the other records in "
             "its batch; the certificate assumes that it does not (docs/engine.md)"
+        )
+    if any(use.certified_for == TESTED_BITS for use in uses):
+        notes.append(
+            "that a record's gradient depends on it alone was tested on this machine and is not "
+            "proved (docs/exact.md)"
         )
     sizes = [use.dataset_size for use in uses if use.dataset_size is not None]
     warning = delta_warning(delta, dataset_size=min(sizes, default=None))

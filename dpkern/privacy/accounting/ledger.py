@@ -43,6 +43,8 @@ class Ledger:
         self._uses: list[LedgerEntry] = []
         self._taints: list[str] = []
         self._conditions: list[str] = []
+        self._invariance: tuple[bool, tuple[str, ...]] = False, ()
+        """Whether batch invariance was tested and found, and what the test has to say."""
         self._joined = True
         """Whether the next shuffled batch is known to continue the last one recorded here."""
         self._release: tuple[Any, ...] | None = None
@@ -82,6 +84,14 @@ class Ledger:
         if condition not in self._conditions:
             self._conditions.append(condition)
 
+    def state_invariance(self, tested: bool, remarks: Sequence[str] = ()) -> None:
+        """State whether batched gradients are tested to be batch-invariant, from now on.
+
+        Entries recorded while ``tested`` holds are certified for ``TESTED_BITS``; ``remarks`` stand
+        in their certificates' notes either way.
+        """
+        self._invariance = tested, tuple(remarks)
+
     @property
     def steps(self) -> int:
         """Releases recorded so far."""
@@ -102,7 +112,15 @@ class Ledger:
         Raises:
             InvalidInput: an argument out of range.
         """
-        release = mechanism, sampling, sample_rate, dataset_size, dimension, self.batched
+        release = (
+            mechanism,
+            sampling,
+            sample_rate,
+            dataset_size,
+            dimension,
+            self.batched,
+            self._invariance,
+        )
         if count == 1 and self._repeats(release):
             self._uses[-1] = self._last = self._uses[-1].once_more()
             return
@@ -115,7 +133,7 @@ class Ledger:
             dimension=dimension,
         )
         if use.count:
-            self._append(self._stated(use))
+            self._append(self._stated(use, *self._invariance))
             self._release, self._last = release, self._uses[-1]
 
     def _repeats(self, release: tuple[Any, ...]) -> bool:
@@ -134,11 +152,14 @@ class Ledger:
             and _is_frozen(release[0])
         )
 
-    def _stated(self, use: LedgerEntry) -> LedgerEntry:
+    def _stated(
+        self, use: LedgerEntry, tested: bool = False, remarks: tuple[str, ...] = ()
+    ) -> LedgerEntry:
         """Return the entry with what may be said of gradients such as these."""
         if not self.batched:
             return use
-        return replace(use, certified_for=scope_for_batched_gradients(use.certified_for))
+        scope = scope_for_batched_gradients(use.certified_for, tested=tested)
+        return replace(use, certified_for=scope, remarks=(*use.remarks, *remarks))
 
     def _append(self, use: LedgerEntry) -> None:
         last = self._uses[-1] if self._uses else None

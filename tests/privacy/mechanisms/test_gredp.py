@@ -143,9 +143,7 @@ def test_theorem_2_is_false_where_the_noise_is_not_circular() -> None:
     """Half the variance at generic indices only: the odd part has b^2 of it."""
     plan = published(noise_kind=AB, clipping="flat").plan(shapes(NETWORK))
     assert plan.noise_multiplier == pytest.approx(1.1 * AB[2], rel=1e-8)
-    assert plan.blocks[0].sensitivity_factor == pytest.approx(
-        math.sqrt(2), rel=1e-8
-    )  # (0, 0)
+    assert plan.blocks[0].sensitivity_factor == pytest.approx(math.sqrt(2), rel=1e-8)  # (0, 0)
     assert plan.blocks[4].sensitivity_factor == pytest.approx(1 / AB[2], rel=1e-8)
     # With a < b the corner entry, which is its own mirror, is the weakest.
     weak = published(noise_kind=("ab", 0.1, math.sqrt(0.99)), clipping="flat", sites=NETWORK[:1])

@@ -1,0 +1,300 @@
+"""Test whether the bits of a record's gradient depend on the other records of its batch.
+
+A copy of the model runs on batches of every size that physical batches are padded to, and of
+smaller ones that padding fills up. Some rows are copies of a few records, the others hold whatever
+else. What the capture holds of these records, inputs and output gradients of every use of a
+parameter and their norms, must have the same bits wherever a copy stands. If so, a logged pass
+names the operations that took part; if not, the operation that made other bits of equal ones.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..base.errors import InvalidInput
+from ..privacy.mechanisms import Plan
+from ..step.step import DPStep
+from .batch_trial import Logged, Loss, Trial, TrialBatch, sample_count
+from .capture import Capture
+from .exact_sums import sums_in_place
+from .loader import PrivateLoader
+from .padded_rows import MULTIPLE, RowPadding, StaysAsTested, UsePattern
+from .row_bits import Seen
+
+Word = Literal["proved", "tested", "not invariant"]
+PROVED = {
+    "product.matmul",
+    "ghost.layer_norm_backward",
+    "ghost.rms_norm_backward",
+    "ghost.group_norm_backward",
+}
+"""Compiled kernels that add the terms of an entry in an order given by its row's shape alone
+(docs/exact.md)."""
+
+MOST_LOSSES = 256
+"""Losses, which nothing pads, are tested on every number of samples up to this one."""
+
+
+@dataclass(frozen=True)
+class OperationVerdict:
+    """What is known of one kind of operation: ``proved``, ``tested`` or ``not invariant``."""
+
+    operation: str
+    word: Word
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.word}"
+
+
+@dataclass(frozen=True)
+class BatchInvariance:
+    """The outcome of a test.
+
+    Attributes:
+        operations: one verdict for each kind of operation, those that failed first.
+        uses: uses of parameters whose captured bits differ, by name.
+        rows: the largest physical batch.
+        threads: of torch, during the test.
+        pattern: the uses and the loss that the verdict is about.
+    """
+
+    operations: tuple[OperationVerdict, ...]
+    uses: tuple[str, ...]
+    rows: int
+    threads: int
+    pattern: UsePattern
+
+    @property
+    def word(self) -> Word:
+        """The weakest of all."""
+        words = {each.word for each in self.operations}
+        if self.uses or "not invariant" in words:
+            return "not invariant"
+        return "tested" if "tested" in words else "proved"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a certificate says of the test."""
+        if self.word == "not invariant":
+            names = self.named("not invariant") or ", ".join(self.uses)
+            return (f"a record's gradient depends on its batch by rounding, in {names}",)
+        machine = f"torch {torch.__version__}, {platform.machine()}, {self.threads} threads"
+        proved = self.named("proved")
+        return (
+            f"batch invariance, up to {self.rows} rows with {machine}: "
+            + (f"proved for {proved}; " if proved else "")
+            + f"tested for {self.named('tested')}",
+        )
+
+    def named(self, word: Word) -> str:
+        """The operations with this word, in one line."""
+        return ", ".join(each.operation for each in self.operations if each.word == word)
+
+    def __str__(self) -> str:
+        return "\n".join(str(each) for each in self.operations)
+
+
+def batch_invariance(
+    module: nn.Module,
+    plan: Plan,
+    inputs: Sequence[Any],
+    targets: Any,
+    loss: Loss,
+    *,
+    reduction: str,
+    rows: int,
+) -> BatchInvariance:
+    """Run the test on a copy of ``module``; nothing of the original changes.
+
+    Args:
+        module: as it is trained.
+        plan: one whose integer sums the engine makes (``exact_sums.sums_in_place``).
+        inputs: arguments of the module, samples in the first dimension of every tensor.
+        targets: what the loss takes besides the outputs, samples first.
+        loss: function of outputs and targets.
+        reduction: ``mean`` or ``sum``, as the loss treats samples.
+        rows: the largest physical batch.
+
+    Raises:
+        InvalidInput: inputs and targets without rows, or with different numbers of them.
+        UnsupportedModule: outputs that padding cannot be taken from.
+    """
+    records = sample_count(inputs, targets)
+    trial = Trial(module, plan, inputs, targets, loss, reduction)
+    most = max(2 * MULTIPLE, -(-rows // MULTIPLE) * MULTIPLE)
+    passes, losses = _Agreement(), _Agreement()
+    with torch.random.fork_rng(devices=[]):
+        trial.run(TrialBatch.of(MULTIPLE, 0, 0, records))  # probes, and loads what is loaded late
+        for size in range(MULTIPLE, most + 1, MULTIPLE):
+            for batch in TrialBatch.of_size(size, records):
+                passes.add(batch, trial.run(batch))
+        outputs = trial.outputs()
+        for size in range(1, min(most, MOST_LOSSES) + 1):
+            batch = TrialBatch.of(size, size % 2, 0, records)
+            losses.add(batch, trial.run_loss(outputs, batch))
+        few = [TrialBatch.of(size, 1, 0, records) for size in (MULTIPLE, most)]
+        logs = [[trial.logged(batch) for batch in (*few, *passes.failed)]]
+        if losses.failed:
+            few = [TrialBatch.of(MULTIPLE, 0, 0, records), *losses.failed]
+            logs.append([trial.logged_loss(outputs, batch) for batch in few])
+    uses = (*passes.differing, *losses.differing)
+    return BatchInvariance(
+        operations=_verdicts(logs, failed=bool(uses)),
+        uses=uses,
+        rows=most,
+        threads=torch.get_num_threads(),
+        pattern=trial.pattern,
+    )
+
+
+def test_engine(
+    capture: Capture,
+    step: DPStep,
+    loader: PrivateLoader | None,
+    inputs: Sequence[Any],
+    targets: Any,
+    loss: Loss,
+) -> BatchInvariance:
+    """Run the test for an engine, and let its certificates say what it found.
+
+    Raises:
+        InvalidInput: what the test is not made for; nothing has been changed.
+    """
+    refused = _why_not(capture, step)
+    if refused:
+        raise InvalidInput(
+            "loss",
+            expected="an engine whose exact sums are made in place, to test batch invariance",
+            got=refused,
+            remedy="Pass arithmetic='exact' to make_private, without mapped releases.",
+        )
+    found = batch_invariance(
+        capture.module,
+        step.plan,
+        inputs,
+        targets,
+        loss,
+        reduction=capture.loss_reduction,
+        rows=max(sample_count(inputs, targets), _largest(loader)),
+    )
+    passed = found.word != "not invariant"
+    step.ledger.state_invariance(passed, found.remarks)
+    capture.row_padding = capture.tested = capture.on_use = None
+    if passed:
+
+        def leave(reason: str) -> None:
+            capture.row_padding = capture.tested = capture.on_use = None
+            step.ledger.state_invariance(False, (f"{_LEFT}: {reason}",))
+
+        capture.row_padding = RowPadding(capture)
+        capture.tested = StaysAsTested(
+            capture, found.pattern, rows=found.rows, threads=found.threads, leave=leave
+        )
+        capture.on_use = capture.tested.note
+    return found
+
+
+_LEFT = "batch invariance was tested for other steps than those that were taken"
+
+
+def _why_not(capture: Capture, step: DPStep) -> str:
+    """Why the engine's gradients are not tested; empty if they are."""
+    checks = (
+        (step.plan.arithmetic != "exact", f"arithmetic={step.plan.arithmetic!r}"),
+        (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
+        (capture.any_rank is not None, "several processes"),
+        (
+            isinstance(capture.budget.limit, int) and capture.budget.limit > 0,
+            "keep_budget in bytes",
+        ),
+        (capture.captured or step.unfinished, "samples of an open step"),
+    )
+    return next((reason for refused, reason in checks if refused), "")
+
+
+def _largest(loader: PrivateLoader | None) -> int:
+    """The largest physical batch that the loader may yield."""
+    if loader is None:
+        return 0
+    if loader.max_physical_batch_size is not None:
+        return loader.max_physical_batch_size * loader.views
+    if loader.sampling == "poisson":
+        raise InvalidInput(
+            "max_physical_batch_size",
+            expected="a number: Poisson batches have no largest size that could be tested",
+            got=None,
+            remedy="Pass max_physical_batch_size to make_private.",
+        )
+    return round(loader.expected_batch_size) * loader.views
+
+
+class _Agreement:
+    """Whether the copies of each reference agree, in several passes.
+
+    Attributes:
+        differing: names of what they do not agree in.
+        failed: the first batch in which they do not, if there is one.
+    """
+
+    def __init__(self) -> None:
+        self.differing: dict[str, None] = {}
+        self.failed: list[TrialBatch] = []
+        self._known: dict[str, dict[int, int]] = {}
+
+    def add(self, batch: TrialBatch, found: Sequence[tuple[str, Tensor]]) -> None:
+        """Compare the rows of one more pass."""
+        for name, seen in found:
+            if not batch.agreed(seen, self._known.setdefault(name, {})):
+                self.differing[name] = None
+                self.failed = self.failed or [batch]
+
+
+def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[OperationVerdict, ...]:
+    """One verdict for each kind of operation in passes of several sizes, those that failed first.
+
+    Args:
+        logs: of one code, each over batches of several sizes.
+        failed: whether captured bits differ; otherwise no operation made a difference.
+    """
+    words: dict[str, Word] = {}
+    for log in logs:
+        for each in zip(*(operations for _, operations in log), strict=False):
+            name = each[0].name
+            if any(other.name != name for other in each):
+                break  # other operations for other sizes: nothing can be compared from here on
+            batches = [batch for batch, _ in log]
+            read = _agree(batches, [operation.read for operation in each])
+            made = _agree(batches, [operation.made for operation in each])
+            if made is None:
+                continue  # nothing that belongs to records one by one
+            word: Word = "proved" if each[0].ours and name in PROVED else "tested"
+            if failed and read is not False and not made:
+                word = "not invariant"
+            words[name] = min(words.get(name, "proved"), word, key=_ORDER.index)
+    ordered = sorted(words.items(), key=lambda item: _ORDER.index(item[1]))
+    return tuple(OperationVerdict(name, word) for name, word in ordered)
+
+
+_ORDER: tuple[Word, ...] = ("not invariant", "tested", "proved")
+
+
+def _agree(batches: Sequence[TrialBatch], seen: Sequence[Sequence[Seen]]) -> bool | None:
+    """Whether copies agree in all tensors that have as many rows of each record in all passes.
+
+    None if there is no such tensor.
+    """
+    found = None
+    for each in zip(*seen, strict=False):
+        sums = [numbers for _, numbers in each if numbers is not None]
+        if len({count for count, _ in each}) > 1 or len(sums) < len(each):
+            continue  # a weight, or positions, whose number happens to be a multiple of the rows
+        known: dict[int, int] = {}
+        pairs = zip(batches, sums, strict=True)
+        found = found is not False and all(b.agreed(numbers, known) for b, numbers in pairs)
+    return found

@@ -1,0 +1,130 @@
+"""Compare the bits that operations make of one record in other company.
+
+A pass holds copies of a few records among other rows. ``checksums`` maps each row of a tensor to
+one number, so that copies can be compared over positions, batches and batch sizes. ``OperationLog``
+takes them of everything that the operations of a pass read and make, the library's and ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ..base.dispatch import Op, intercepted
+from .replaced_rows import tensors_of
+
+_AS_INTEGERS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+
+@lru_cache(maxsize=16)
+def _factors(size: int) -> Tensor:
+    """Odd factors, always the same."""
+    generator = torch.Generator().manual_seed(size)
+    return torch.randint(-(2**62), 2**62, (size,), generator=generator) | 1
+
+
+def checksums(tensor: Tensor, rows: int) -> Tensor | None:
+    """One number for the bits of each row, int64 ``[rows]``; None for a tensor without rows.
+
+    Several rows of the first dimension that follow each other count as one. Rows of the same bits
+    have the same number; others have it by chance of about 2^-64.
+    """
+    usual = tensor.layout is torch.strided and not tensor.is_nested and tensor.dim()
+    if not usual or not tensor.numel() or tensor.shape[0] % rows or tensor.is_complex():
+        return None
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().reshape(rows, -1)
+        whole = flat.view(_AS_INTEGERS[flat.dtype]) if flat.is_floating_point() else flat
+        return (whole.long() * _factors(whole.shape[1])).sum(1)
+
+
+Seen = tuple[int, Tensor | None]
+"""How many rows of a tensor each record has, and their checksums."""
+
+
+@dataclass(frozen=True)
+class LoggedOperation:
+    """An operation of one pass.
+
+    Attributes:
+        name: as the library or dpkern calls it.
+        ours: whether dpkern's compiled kernel ran.
+        read, made: what went in and what came out.
+    """
+
+    name: str
+    ours: bool
+    read: tuple[Seen, ...]
+    made: tuple[Seen, ...]
+
+
+class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Logs every operation of a pass over ``rows`` rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows
+        self.operations: list[LoggedOperation] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Log operations of this block; calls of ops on other threads are logged too."""
+        with intercepted(self._own), self:
+            yield
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        read = self._seen((args, kwargs))
+        out = func(*args, **(kwargs or {}))
+        if not _moves_nothing(func):
+            name = str(func.overloadpacket.__name__)
+            self.operations.append(LoggedOperation(name, False, read, self._seen(out)))
+        return out
+
+    def _own(self, op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _disable_current_modes(), intercepted(None):
+            read = self._seen((args, kwargs))
+            ours = _runs_compiled(op, args, kwargs)
+            out = op(*args, **kwargs)
+            # What it writes into its arguments is made by it as well.
+            made = (*self._seen(out), *self._seen((args, kwargs)))
+        self.operations.append(LoggedOperation(op.name, ours, read, made))
+        return out
+
+    def _seen(self, tree: Any) -> tuple[Seen, ...]:
+        return tuple(
+            (tensor.shape[0] // self.rows if tensor.dim() else 0, checksums(tensor, self.rows))
+            for tensor in tensors_of(tree)
+        )
+
+
+def _moves_nothing(func: Any) -> bool:
+    """Whether the operation only makes a view, or memory whose bits are what was there before."""
+    return bool(func.is_view) or "empty" in func.overloadpacket.__name__
+
+
+def _runs_compiled(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if op.backend_of(*args, **kwargs) != "cpu":
+        return False
+    if op.name != "product.matmul":
+        return True
+    from ..ops.backends import cpu
+
+    return bool(cpu.build_config()["products"] == "dpkern")
