@@ -17,6 +17,7 @@ from torch._functorch import config as compiler_config
 
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from .clip_norms import with_clip_norm
+from .graph_capture import GraphCapture
 from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
@@ -134,6 +135,8 @@ class Capture:
         self._held = ModuleParameters(module)
         self.program = Program(self)
         """Replays steps of a structure that was met before."""
+        self.graphs = GraphCapture(self)
+        """Captures uses inside graphs of ``torch.compile``."""
 
     @property
     def watching(self) -> bool:
@@ -224,6 +227,7 @@ class Capture:
         """Modules or hooks have changed: every use counts as unseen."""
         self._verified.clear()
         self._watch_input = True
+        self.graphs.forget()
 
     def skip_pass(self) -> None:
         """The next forward pass is an ordinary one: a gradient of it is found as a leak."""
@@ -304,6 +308,7 @@ class Capture:
         if self.on_use is not None:
             self.on_use(use, x)
         self.program.note(use, x)
+        self.graphs.heard(use)
         return use
 
     def given(self, tensor: Tensor) -> bool:
@@ -479,6 +484,7 @@ class Capture:
         if self.guard.running:
             return None
         self._skipped = False
+        self.graphs.end()  # of a pass that failed
         changed = None
         if self.boundary is not None and self.collected is None:
             changed = args, kwargs = self.boundary.enter(args, kwargs)
@@ -504,7 +510,10 @@ class Capture:
             self.batch = rows
             if self.boundary is not None and self.boundary.entered_records is not None:
                 self.batch = self.boundary.entered_records
+        if not self._skipped:
+            self.graphs.begin(args, kwargs)
         watch = self._watch_input and rows == self.batch and not self._skipped
+        watch = watch and not self.graphs.active
         return self._watched((args, kwargs)) if watch else None
 
     def _watched(
@@ -525,6 +534,7 @@ class Capture:
     ) -> Any:
         if self.guard.running:
             return None
+        self.graphs.end()
         if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)

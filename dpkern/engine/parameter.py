@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import PrivacyError, UnsupportedModule
+from .in_graph import in_graph
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class PrivateParameter(nn.Parameter):
     _private: GradientSource
 
     @classmethod
-    @uncompiled  # torch.compile breaks its graph here
+    @uncompiled(unless=in_graph)  # torch.compile breaks its graph here, or keeps the use inside
     def __torch_function__(
         cls,
         func: Function,
@@ -204,7 +205,7 @@ def is_private(tensor: Any) -> TypeGuard[Tensor]:
     return type(tensor) in _PRIVATE
 
 
-_ATTRIBUTES = frozenset(
+ORDINARY = frozenset(
     getattr(Tensor, name).__get__
     for name in (
         *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "data", "ndim", "layout"),
@@ -217,7 +218,7 @@ _ATTRIBUTES = frozenset(
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
     with without_torch_function():  # also makes every look at a parameter below a cheap one
-        if func in _ATTRIBUTES or not torch.is_grad_enabled():
+        if func in ORDINARY or not torch.is_grad_enabled():
             return func(*args, **named)
         sources = _sources(args, named)
         if not any(source.watched for source in sources):
@@ -243,7 +244,11 @@ def _handled(
                 got="a use inside torch.vmap or another transform of torch.func",
                 remedy="Write the operation on the whole batch.",
             )
-        return handler(func, args, named)
+        result = handler(func, args, named)
+        graphs = sources[0].capture.graphs
+        if graphs.recording:
+            graphs.note(func, args, named, result)
+        return result
     except UnsupportedModule as error:
         collected = sources[0].capture.collected
         if collected is None:

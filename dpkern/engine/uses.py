@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..privacy.mechanisms.release import ReleaseMap
+from .in_graph import TappedUse
 from .per_sample_gradients import PerSampleGradients
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class ParameterSource(GradientSource):
         """Where a record of the whole of it goes."""
         self.release: ReleaseMap | None = None
         """What its sum is mapped by before noise is added; None: nothing."""
+        self.tapped: list[TappedUse] = []
+        """Its uses in the running pass that a compiled graph may hold, in their order."""
 
     @property
     def watched(self) -> bool:
