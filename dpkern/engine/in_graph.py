@@ -93,9 +93,10 @@ class TappedUse:
 TAPPED: dict[Function, TappedOperation] = {}
 """By the function that torch dispatches on (``layers.tapped``)."""
 
-TAKEN_APART: dict[Function, tuple[int, Function]] = {}
-"""Operations that are written with others: the place of a parameter among their arguments, and what
-runs in their place."""
+TAKEN_APART: dict[Function, Callable[..., Any]] = {}
+"""What runs in the place of operations that are written with others; ``(class of private
+parameters, args, kwargs)``. The compiler traces it without a look at ``__torch_function__``: uses of
+parameters in it have to call that themselves."""
 
 ATTRIBUTES: set[Function] = set()
 """What is an ordinary operation wherever it stands."""
@@ -122,10 +123,7 @@ def in_graph(
         with _without_torch_function():
             return func(*args, **named)
     if func in TAKEN_APART:
-        place, instead = TAKEN_APART[func]
-        private = args[place] if place < len(args) else None
-        tapped = type(private) is cls and private._private.tapped  # type: ignore[union-attr]
-        return instead(*args, **named) if tapped else NotImplemented
+        return TAKEN_APART[func](cls, args, named)
     if func not in TAPPED:
         return NotImplemented
     operation = TAPPED[func]

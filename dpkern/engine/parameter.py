@@ -134,6 +134,9 @@ class PrivateParameter(nn.Parameter):
 
     _private: GradientSource
 
+    taps_in_graphs = True
+    """Uses of it may be captured inside compiled graphs."""
+
     @classmethod
     @uncompiled(unless=in_graph)  # torch.compile breaks its graph here, or keeps the use inside
     def __torch_function__(

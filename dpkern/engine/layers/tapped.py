@@ -5,6 +5,7 @@ Each delivers the records that the operation's own rule makes of the same tensor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,6 +147,25 @@ def _element_tails(x: Tensor, weight: Tensor, bias: None, y: Tensor) -> Tails:
     return [(shape[1:], weight.dtype)]
 
 
+_ATTENTION = tuple(inspect.signature(multi_head_attention_forward).parameters)
+_PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias")
+
+
+def _self_attention(
+    cls: type[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Self-attention with whole projections; all else stays outside of graphs."""
+    given = dict(zip(_ATTENTION, args, strict=False))
+    given.update(kwargs)
+    weight, x = given["in_proj_weight"], given["query"]
+    others = [v for k, v in given.items() if type(v) is cls and k not in _PROJECTIONS]
+    if others or given["key"] is not x or given["value"] is not x or type(weight) is not cls:
+        return NotImplemented
+    if not weight._private.tapped:  # type: ignore[attr-defined]
+        return NotImplemented
+    return multi_head_attention_forward(**given)
+
+
 def _enter(
     functions: Sequence[Function], names: Sequence[str], operations: Sequence[str], *how: Any
 ) -> None:
@@ -214,5 +234,5 @@ _enter(
     _element_tails,
     _deliver_copies,
 )
-TAKEN_APART[F.multi_head_attention_forward] = 5, multi_head_attention_forward
+TAKEN_APART[F.multi_head_attention_forward] = _self_attention
 ATTRIBUTES.update(ORDINARY)
