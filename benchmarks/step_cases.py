@@ -128,17 +128,21 @@ class Prepared:
     begin: Callable[[float], Runner]
 
 
-def non_private(task: Task, lr: float, **options: bool) -> Prepared:
+def non_private(task: Task, lr: float, *, compiled: bool = False, **options: bool) -> Prepared:
     """Make a step of torch alone."""
     model = task.model()
+    if compiled:
+        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, **options)
     loader = _loader(task)
     return Prepared(model, lambda noise: _runner(task, model, optimizer, loader))
 
 
-def private(task: Task, lr: float, **options: Any) -> Prepared:
+def private(task: Task, lr: float, *, compiled: bool = False, **options: Any) -> Prepared:
     """Make dpkern's step with flat clipping."""
     model = task.model()
+    if compiled:
+        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
 
@@ -204,13 +208,15 @@ def opacus(task: Task, lr: float, mode: str) -> Prepared:
 VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch foreach": non_private,
     "torch fused": partial(non_private, fused=True),
+    "torch compiled": partial(non_private, compiled=True),
     "dpkern": private,
+    "dpkern compiled": partial(private, compiled=True),
     "dpkern keep 0": partial(private, keep_budget=0),
     "dpkern, torch's products": private_on_library,
     "Opacus hooks": partial(opacus, mode="hooks"),
     "Opacus ghost": partial(opacus, mode="ghost"),
 }
-BASELINES = ("torch foreach", "torch fused")
+BASELINES = ("torch foreach", "torch fused", "torch compiled")
 
 
 @contextmanager

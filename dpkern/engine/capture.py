@@ -28,6 +28,7 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
 from .sum_store import SumStore
+from .uncompiled import show_forward
 from .uses import (
     BackwardClipper,
     CapturedGradients,
@@ -130,6 +131,7 @@ class Capture:
         self._input_storages: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
+        self._shows_forward = False
         self.guard = ForwardGuard(self)
         """Probes forward passes and watches the module's state."""
         self._held = ModuleParameters(module)
@@ -176,6 +178,7 @@ class Capture:
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
+        self._shows_forward = show_forward(self.module)
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
@@ -198,6 +201,9 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._shows_forward:
+            self._shows_forward = False
+            self.module.__dict__.pop("forward", None)
         self.guard.detach()
         self.discard()
         for slot in self.slots:

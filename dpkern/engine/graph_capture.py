@@ -27,7 +27,7 @@ from .probe import Probe
 from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import fresh, tensors_of
-from .uncompiled import in_compiled_call, nothing_compiled
+from .uncompiled import in_compiled_call, is_compiled_wrapper, nothing_compiled
 from .uses import CapturedOp, ParameterSource
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class GraphCapture:
         if occasion not in self._parts:
             parts: Any = self.capture.module.modules()
             self._parts[occasion] = any(
-                part._compiled_call_impl is not None or type(part).__name__ == "OptimizedModule"
+                part._compiled_call_impl is not None or is_compiled_wrapper(part)
                 for part in parts
             )
         return self._parts[occasion]

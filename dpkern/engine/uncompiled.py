@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+from torch import nn
 from torch._C._dynamo.eval_frame import (
     _FrameAction,
     _FrameExecStrategy,
@@ -75,3 +77,44 @@ def nothing_compiled() -> Iterator[None]:
         return
     with set_stance("force_eager"):
         yield
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Whether this is what ``torch.compile(module)`` returns."""
+    # By name: importing the compiler takes long.
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__ == "torch._dynamo.eval_frame"
+
+
+def within_wrapper(module: nn.Module) -> nn.Module:
+    """Return the module inside of ``torch.compile(module)``, and any other module itself."""
+    if not is_compiled_wrapper(module):
+        return module
+    inner: nn.Module = module._orig_mod  # type: ignore[assignment]
+    return inner
+
+
+def look_again(wrapper: nn.Module) -> None:
+    """Let a wrapper of ``torch.compile`` see how its module is called now."""
+    if is_compiled_wrapper(wrapper):
+        wrapper._initialize()  # type: ignore[operator]
+
+
+def show_forward(module: nn.Module) -> bool:
+    """Let the compiler find a forward pass that the module has from torch.
+
+    It begins no graph in torch's own files: an ``nn.Sequential`` that has hooks may run uncompiled.
+
+    Returns:
+        Whether the module's ``forward`` was set.
+    """
+    place = getattr(type(module).forward, "__module__", "")
+    if not place.startswith("torch.nn.") or "forward" in vars(module):
+        return False
+    module.__dict__["forward"] = types.MethodType(forward, module)
+    return True
+
+
+def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward pass of the module's class."""
+    return type(self).forward(self, *args, **kwargs)
