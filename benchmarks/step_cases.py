@@ -131,24 +131,22 @@ class Prepared:
 def non_private(task: Task, lr: float, *, compiled: bool = False, **options: bool) -> Prepared:
     """Make a step of torch alone."""
     model = task.model()
-    if compiled:
-        model.compile()
+    called = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, **options)
     loader = _loader(task)
-    return Prepared(model, lambda noise: _runner(task, model, optimizer, loader))
+    return Prepared(model, lambda noise: _runner(task, called, optimizer, loader))
 
 
 def private(task: Task, lr: float, *, compiled: bool = False, **options: Any) -> Prepared:
     """Make dpkern's step with flat clipping."""
     model = task.model()
-    if compiled:
-        model.compile()
+    called = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
 
     def begin(noise: float) -> Runner:
         made = dpkern.PrivacyEngine().make_private(
-            module=model,
+            module=called,
             optimizer=optimizer,
             data_loader=loader,
             noise_multiplier=noise,
