@@ -128,23 +128,25 @@ class Prepared:
     begin: Callable[[float], Runner]
 
 
-def non_private(task: Task, lr: float, **options: bool) -> Prepared:
+def non_private(task: Task, lr: float, *, compiled: bool = False, **options: bool) -> Prepared:
     """Make a step of torch alone."""
     model = task.model()
+    called = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, **options)
     loader = _loader(task)
-    return Prepared(model, lambda noise: _runner(task, model, optimizer, loader))
+    return Prepared(model, lambda noise: _runner(task, called, optimizer, loader))
 
 
-def private(task: Task, lr: float, **options: Any) -> Prepared:
+def private(task: Task, lr: float, *, compiled: bool = False, **options: Any) -> Prepared:
     """Make dpkern's step with flat clipping."""
     model = task.model()
+    called = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
 
     def begin(noise: float) -> Runner:
         made = dpkern.PrivacyEngine().make_private(
-            module=model,
+            module=called,
             optimizer=optimizer,
             data_loader=loader,
             noise_multiplier=noise,
@@ -204,13 +206,15 @@ def opacus(task: Task, lr: float, mode: str) -> Prepared:
 VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch foreach": non_private,
     "torch fused": partial(non_private, fused=True),
+    "torch compiled": partial(non_private, compiled=True),
     "dpkern": private,
+    "dpkern compiled": partial(private, compiled=True),
     "dpkern keep 0": partial(private, keep_budget=0),
     "dpkern, torch's products": private_on_library,
     "Opacus hooks": partial(opacus, mode="hooks"),
     "Opacus ghost": partial(opacus, mode="ghost"),
 }
-BASELINES = ("torch foreach", "torch fused")
+BASELINES = ("torch foreach", "torch fused", "torch compiled")
 
 
 @contextmanager

@@ -74,3 +74,7 @@ class MissingDependency(DPKernError):
 
 class PrivacyWarning(UserWarning):
     """A guarantee that holds and says less than its reader may think, such as delta >= 1/n."""
+
+
+class CompileWarning(UserWarning):
+    """A module that ``torch.compile`` compiles, and that runs without a graph all the same."""

@@ -17,6 +17,7 @@ from torch._functorch import config as compiler_config
 
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from .clip_norms import with_clip_norm
+from .graph_capture import GraphCapture
 from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
@@ -27,6 +28,7 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
 from .sum_store import SumStore
+from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
 from .uses import (
     BackwardClipper,
@@ -152,12 +154,15 @@ class Capture:
         self._input_storages: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
+        self._shows_forward = False
         self.guard = ForwardGuard(self)
         """The guard that probes forward passes and watches the module's state."""
         self._fewest_holders = fewest_holders()
         self._held = ModuleParameters(module)
         self.program = Program(self)
         """The program that replays steps of a structure met before."""
+        self.graphs = GraphCapture(self)
+        """The captured uses inside graphs of ``torch.compile``."""
 
     @property
     def watching(self) -> bool:
@@ -207,6 +212,7 @@ class Capture:
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
+        self._shows_forward = show_forward(self.module)
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
@@ -229,6 +235,9 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._shows_forward:
+            self._shows_forward = False
+            self.module.__dict__.pop("forward", None)
         self.guard.detach()
         self.discard()
         for slot in self.slots:
@@ -263,6 +272,7 @@ class Capture:
         """Count every use as unseen, because modules or hooks have changed."""
         self._verified.clear()
         self._watch_input = True
+        self.graphs.forget()
 
     def skip_pass(self) -> None:
         """Capture nothing of the next forward pass; gradients of it are refused as leaks."""
@@ -350,6 +360,7 @@ class Capture:
         if self.on_use is not None:
             self.on_use(use, x)
         self.program.note(use, x)
+        self.graphs.heard(use)
         return use
 
     def given(self, tensor: Tensor) -> bool:
@@ -536,6 +547,7 @@ class Capture:
         if self.guard.running:
             return None
         self._skipped = False
+        self.graphs.end()  # of a pass that failed
         changed = None
         if self.boundary is not None and self.collected is None:
             changed = args, kwargs = self.boundary.enter(args, kwargs)
@@ -565,7 +577,10 @@ class Capture:
             self.batch = rows
             if self.boundary is not None and self.boundary.entered_records is not None:
                 self.batch = self.boundary.entered_records
+        if not self._skipped:
+            self.graphs.begin(args, kwargs)
         watch = self._watch_input and rows == self.batch and not self._skipped
+        watch = watch and not self.graphs.active
         return self._watched((args, kwargs)) if watch else None
 
     def _watched(
@@ -589,6 +604,7 @@ class Capture:
     ) -> Any:
         if self.guard.running:
             return None
+        self.graphs.end()
         if torch.is_grad_enabled() and not self._public:
             # Uses within reentrant checkpoints show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)

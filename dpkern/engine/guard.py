@@ -17,6 +17,7 @@ from .outcome import ProbeOutcome
 from .reachable import Snapshot
 from .replaced_rows import tensors_of
 from .state import StateGuard
+from .uncompiled import nothing_compiled
 
 if TYPE_CHECKING:
     from .capture import Capture
@@ -52,6 +53,11 @@ class ForwardGuard:
         self._watched: Snapshot | None = None
         self._waiting: DifferenceProbe | None = None
         """A probe of which the running pass is a part."""
+
+    @property
+    def occasion(self) -> int:
+        """Changes with the module's flags, hooks, parts and trained parameters."""
+        return self._occasions.combination
 
     def attach(self) -> None:
         """Guard forward passes from now on."""
@@ -305,19 +311,20 @@ _ONE_TENSOR = ("Tensor",)
 
 
 def without_failing_kernels(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes the same call, without oneDNN where oneDNN has no kernel.
+    """Return the same call, uncompiled, and without oneDNN where oneDNN has no kernel.
 
     The capture takes recurrent layers apart. A probe runs torch's own kernels for them, which some
     processors lack for 16-bit operands.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except RuntimeError as error:
-            if "primitive" not in str(error):
-                raise
-            with torch.backends.mkldnn.flags(enabled=False):
+        with nothing_compiled():
+            try:
                 return call(*args, **kwargs)
+            except RuntimeError as error:
+                if "primitive" not in str(error):
+                    raise
+                with torch.backends.mkldnn.flags(enabled=False):
+                    return call(*args, **kwargs)
 
     return run

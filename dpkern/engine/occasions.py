@@ -53,7 +53,8 @@ class Occasions:
         self._refresh()
         self.looks_behind = False
         """Whether passes change the module themselves, so that ``settle`` has something to do."""
-        self._key = 0
+        self.combination = 0
+        """A hash of everything discrete, as the last pass has found it."""
         self._given: Hashable = ()
 
     def due(self, recording: bool, given: Hashable = ()) -> str | None:
@@ -67,12 +68,12 @@ class Occasions:
         returned = False
         if not self._same():
             self._read()
-            before, self._key = self._key, self._combination()
+            before, self.combination = self.combination, self._combination()
             returned = self._seen
             # The pass before may have changed it itself, which ``settle`` sees from now on.
-            self.looks_behind = self.looks_behind or self._key == before
+            self.looks_behind = self.looks_behind or self.combination == before
         self._seen = True
-        if hash((self._key, recording, self._given)) not in self._known:
+        if hash((self.combination, recording, self._given)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
                 return "new"
             returned = True
@@ -88,7 +89,7 @@ class Occasions:
 
     def probed(self, recording: bool) -> None:
         """Record that the combination of this pass has been probed."""
-        self._known.add(hash((self._key, recording, self._given)))
+        self._known.add(hash((self.combination, recording, self._given)))
 
     def settle(self) -> None:
         """Accept, after a pass, what it changed itself: that is no occasion."""

@@ -27,6 +27,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
 from ..base.errors import PrivacyError, UnsupportedModule
+from .in_graph import in_graph
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class PrivateParameter(nn.Parameter):
 
     _private: GradientSource
 
+    taps_in_graphs = True
+    """Uses of it may be captured inside compiled graphs."""
+
     @classmethod
     def __torch_function__(
         cls,
@@ -152,10 +156,10 @@ class PrivateParameter(nn.Parameter):
                 result = replay(args, kwargs or _NO_NAMES)
                 if result is not None:
                     return result
-            elif func in _ATTRIBUTES:
+            elif func in ORDINARY:
                 with without_torch_function():
                     return func(*args, **kwargs or _NO_NAMES)
-        return _on_parameter(func, types, args, kwargs)
+        return _on_parameter(cls, func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:
@@ -194,11 +198,16 @@ class PrivateExpression(Tensor):
         return _dispatch(func, args, kwargs)
 
 
-@uncompiled  # torch.compile breaks its graph here
+@uncompiled(unless=in_graph)  # torch.compile breaks its graph here, or keeps the use inside
 def _on_parameter(
-    func: Function, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    cls: type[Tensor],
+    func: Function,
+    types: Iterable[type],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
 ) -> Any:
     """Run an operation on private parameters as the first steps do."""
+    del cls
     if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
         return NotImplemented  # samples look at parameters, not the other way round
     if func == _SET_DATA and hasattr(args[1], "follows_records"):
@@ -220,7 +229,7 @@ def is_private(tensor: Any) -> TypeGuard[Tensor]:
     return type(tensor) in _PRIVATE
 
 
-_ATTRIBUTES = frozenset(
+ORDINARY = frozenset(
     getattr(Tensor, name).__get__
     for name in (
         *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "data", "ndim", "layout"),
@@ -233,7 +242,7 @@ _ATTRIBUTES = frozenset(
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
     with without_torch_function():  # also makes every access to a parameter below cheap
-        if func in _ATTRIBUTES or not torch.is_grad_enabled():
+        if func in ORDINARY or not torch.is_grad_enabled():
             return func(*args, **named)
         sources = _sources(args, named)
         if not any(source.watched for source in sources):
@@ -259,7 +268,11 @@ def _handled(
                 got="a use inside torch.vmap or another transform of torch.func",
                 remedy="Write the operation on the whole batch.",
             )
-        return handler(func, args, named)
+        result = handler(func, args, named)
+        graphs = sources[0].capture.graphs
+        if graphs.recording:
+            graphs.note(func, args, named, result)
+        return result
     except UnsupportedModule as error:
         collected = sources[0].capture.collected
         if collected is None:

@@ -36,6 +36,7 @@ from .provenance import YieldedBatch
 from .provenance.trees import tensors_of
 from .schedulers import Scheduler
 from .sharded import ShardedModule, check_plan, is_sharded
+from .uncompiled import look_again, within_wrapper
 
 STATE_VERSION = 1
 
@@ -218,6 +219,7 @@ class PrivacyEngine:
         observer = observing.current()
         if observer is not None:
             options = observer.options(options)
+        called, module = module, _within_wrapper(module)
         wrapper, module = module, distributed.unwrapped(module)
         sharded = ShardedModule(module) if is_sharded(module) else None
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
@@ -280,6 +282,9 @@ class PrivacyEngine:
         if observer is not None:
             observer.made(capture, private, adapter, loader)
         self.attach()
+        if wrapper is module:  # what the user has compiled is called as it is
+            look_again(called)
+            module = called
         if options.grad_sample_mode == "ghost":
             return module, optimizer, options.criterion, loader
         return module, optimizer, loader
@@ -468,7 +473,7 @@ class PrivacyEngine:
                 mechanism that the test is not made for.
         """
         if module is not None:
-            module = distributed.unwrapped(module)
+            module = distributed.unwrapped(_within_wrapper(module))
             for note in validate.check(module):
                 # A frozen layer that trains again mixes samples; the others are for information.
                 frozen = note.what.startswith("is frozen")
@@ -621,3 +626,9 @@ class PrivacyEngine:
             "grad_clip_scheduler": grad_clip_scheduler,
         }
         return checkpoint.load(self, path, parts)
+
+
+def _within_wrapper(module: nn.Module) -> nn.Module:
+    """The module that was compiled, unless it has a wrapper for several processes around it."""
+    inner = within_wrapper(module)
+    return inner if distributed.unwrapped(inner) is inner else module

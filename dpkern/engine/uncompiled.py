@@ -2,27 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch import nn
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
 from torch._compile import _disable_dynamo  # the public one imports the compiler at once
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, set_stance
+
+Function = Callable[..., Any]
+
+_DEPTH = [0]
+
+_ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def uncompiled(function: Function | None = None, *, unless: Function | None = None) -> Any:
     """Return the function such that ``torch.compile`` breaks its graphs at it.
 
     Torch's own mark costs several calls each time; eager loops skip it.
+
+    Args:
+        function: the function, or None for a decorator.
+        unless: traced in its place while a graph is made; NotImplemented breaks the graph.
     """
-    disabled = _disable_dynamo(function)
+    if function is None:
+        return partial(uncompiled, unless=unless)
+
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        _DEPTH[0] += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _DEPTH[0] -= 1
+
+    disabled = _disable_dynamo(outside)
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # The compiler folds the first condition to a constant, and so never traces the second.
-        if not is_dynamo_compiling() and get_eval_frame_callback() is None:
+        # The compiler folds this condition to a constant, and so never traces the next one.
+        if is_dynamo_compiling():
+            if unless is not None:
+                result = unless(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        elif get_eval_frame_callback() is None:
             return function(*args, **kwargs)
         return disabled(*args, **kwargs)
 
+    # No graph begins with this frame, which would break at once. Inside others it is traced.
+    set_code_exec_strategy(run.__code__, _ALONE)
     return run
+
+
+def in_compiled_call() -> bool:
+    """Whether the engine's running work was called from a callable that torch compiles."""
+    return _DEPTH[0] > 0
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Parts of a module that are compiled by themselves run uncompiled in this block."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with set_stance("force_eager"):
+        yield
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Whether this is what ``torch.compile(module)`` returns."""
+    # By name: importing the compiler takes long.
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__ == "torch._dynamo.eval_frame"
+
+
+def within_wrapper(module: nn.Module) -> nn.Module:
+    """Return the module inside of ``torch.compile(module)``, and any other module itself."""
+    if not is_compiled_wrapper(module):
+        return module
+    inner: nn.Module = module._orig_mod  # type: ignore[assignment]
+    return inner
+
+
+def look_again(wrapper: nn.Module) -> None:
+    """Let a wrapper of ``torch.compile`` see how its module is called now."""
+    if is_compiled_wrapper(wrapper):
+        wrapper._initialize()  # type: ignore[operator]
+
+
+def show_forward(module: nn.Module) -> bool:
+    """Let the compiler find a forward pass that the module has from torch.
+
+    It begins no graph in torch's own files: an ``nn.Sequential`` that has hooks may run uncompiled.
+
+    Returns:
+        Whether the module's ``forward`` was set.
+    """
+    place = getattr(type(module).forward, "__module__", "")
+    if not place.startswith("torch.nn.") or "forward" in vars(module):
+        return False
+    module.__dict__["forward"] = types.MethodType(forward, module)
+    return True
+
+
+def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward pass of the module's class."""
+    return type(self).forward(self, *args, **kwargs)

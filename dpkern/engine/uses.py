@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..privacy.mechanisms.release import ReleaseMap
+from .in_graph import TappedUse
 from .per_sample_gradients import PerSampleGradients
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class ParameterSource(GradientSource):
         """Target of gradients of the whole parameter."""
         self.release: ReleaseMap | None = None
         """Release map of its sum; None adds the noise to the sum itself."""
+        self.tapped: list[TappedUse] = []
+        """Its uses in the running pass that a compiled graph may hold, in their order."""
 
     @property
     def watched(self) -> bool:

@@ -12,6 +12,7 @@ from . import (
     norm,
     other,
     spectral_conv,
+    tapped,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "norm",
     "other",
     "spectral_conv",
+    "tapped",
 ]

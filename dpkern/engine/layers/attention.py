@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
 from ...base.errors import InvalidInput, UnsupportedModule
@@ -127,7 +128,7 @@ def multi_head_attention_forward(
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal)
         shares = None
     mixed = mixed.transpose(1, 2).reshape(batch, length, width)
-    output = F.linear(mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
+    output = _linear(mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
     # Callers with time first may use view(); those with the batch first transpose it back.
     return (output.contiguous() if query.is_contiguous() else output), shares
 
@@ -150,7 +151,7 @@ def _project(
     if query is not key:
         k, v = part(key, 1, 3).chunk(2, dim=-1)
         return part(query, 0, 1), k, v
-    q, k, v = F.linear(query.transpose(0, 1), weight, bias).chunk(3, dim=-1)
+    q, k, v = _linear(query.transpose(0, 1), weight, bias).chunk(3, dim=-1)
     return q, k, v
 
 
@@ -173,6 +174,15 @@ def _project_apart(
         found.append(F.linear(x.transpose(0, 1), weight, some))
     q, k, v = found
     return q, k, v
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear``, to which a compiler that traces ``__torch_function__`` would go directly."""
+    kind = type(weight)
+    if not is_dynamo_compiling() or not hasattr(kind, "taps_in_graphs"):
+        return F.linear(x, weight, bias)
+    result: Tensor = kind.__torch_function__(F.linear, (kind,), (x, weight, bias))
+    return result
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:

@@ -74,6 +74,8 @@ class Program:
         noted, self._noted = self._noted, []
         if self._noted_ticket != self.capture.batch_number or not self.enabled:
             return
+        if self.capture.graphs.batch_id == self._noted_ticket:
+            return  # graphs have captured the other uses
         try:
             why = self._refused_plan(plan) or self._refused_capture()
             if why:
@@ -165,6 +167,8 @@ class Program:
             return "uses that no probe has seen"
         if capture.captured:
             return "gradients of earlier samples"
+        if capture.graphs.recording or capture.graphs.batch_id == capture._ticket:
+            return "uses inside compiled graphs"
         if not capture.batch:
             return "an empty batch"
         why = self._refused_capture() or direct.why_not()
@@ -208,6 +212,12 @@ class Program:
         if self.run.live and self.run.order:
             self.abandon("another pass before the step")
         self.retire()
+
+    def leave(self, reason: str) -> None:
+        """Uses of the current samples come another way: none of theirs is replayed."""
+        if self.run.live and self.run.batch_id == self.capture.batch_number:
+            self.abandon(reason)
+        self.reason = reason
 
     def drop_arrivals(self) -> None:
         """Forget the gradients of the current samples."""
