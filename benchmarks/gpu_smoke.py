@@ -98,6 +98,12 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             *(5, 3, 3, 3), run=lambda o: spectral.bins_sum(x, g, t.factors, o, band=band, **on)
         )
 
+    def whole(*shape: int, run: Callable[[Tensor, Tensor], object]) -> Tensor:
+        """A sum of integers of about a million, which round otherwise on other backends."""
+        out = torch.zeros(shape, dtype=torch.int32, device=t.device)
+        run(1e6 * t.factors, out)
+        return out
+
     def states(count: int) -> list[Tensor]:
         return [t(BATCH, 5).tanh() for _ in range(count)]
 
@@ -139,15 +145,35 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "ghost.conv_sum": lambda: t.into(
             *(5, 3, 3, 3), run=lambda o: ghost.conv_sum(*maps(), t.factors, o, **conv, **on)
         ),
+        "ghost.conv_integer_sum": lambda: whole(
+            *(5, 3, 3, 3), run=lambda f, o: ghost.conv_integer_sum(*maps(), f, o, **conv, **on)
+        ),
+        "ghost.conv_sum_error": lambda: ghost.conv_sum_error(*maps(), **conv, **on),
         "ghost.embedding_norm": lambda: ghost.embedding_norm(t.ids(9, BATCH, 7), rows(21), **on),
         "ghost.embedding_sum": lambda: t.into(
             *(9, 21),
             run=lambda o: ghost.embedding_sum(t.ids(9, BATCH, 7), rows(21), t.factors, o, **on),
         ),
+        "ghost.embedding_integer_sum": lambda: whole(
+            *(9, 21),
+            run=lambda f, o: ghost.embedding_integer_sum(t.ids(9, BATCH, 7), rows(21), f, o, **on),
+        ),
+        "ghost.tied_integer_sum": lambda: whole(
+            *(9, 21),
+            run=lambda f, o: ghost.tied_integer_sum(
+                t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), f, o, **on
+            ),
+        ),
+        "ghost.tied_sum_error": lambda: ghost.tied_sum_error(
+            t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), **on
+        ),
         "ghost.tied_cross": lambda: ghost.tied_cross(
             t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), **on
         ),
         "ghost.explicit_norm": lambda: ghost.explicit_norm([t(BATCH, 4099), t(BATCH, 3)], **on),
+        "ghost.explicit_integer_sum": lambda: whole(
+            *(4099,), run=lambda f, o: ghost.explicit_integer_sum([t(BATCH, 4099)], f, [o], **on)
+        ),
         "ghost.clip_factors": lambda: ghost.clip_factors(
             [t.factors.double()], 0.5, dtype=torch.float32, **on
         ),
@@ -157,6 +183,11 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "ghost.linear_sum": lambda: t.into(
             *(21, 33), run=lambda o: ghost.linear_sum(rows(33), rows(21), t.factors, o, **on)
         ),
+        "ghost.linear_integer_sum": lambda: whole(
+            *(21, 33),
+            run=lambda f, o: ghost.linear_integer_sum(rows(33), rows(21), f, o, **on),
+        ),
+        "ghost.linear_sum_error": lambda: ghost.linear_sum_error(rows(33), rows(21), **on),
         "product.matmul": lambda: product.matmul(t(BATCH, 33), t(33, 21), t(21), **on),
         "recurrent.lstm": lambda: recurrent.lstm(rows(9), *states(2), *weights(20, 9), **on),
         "recurrent.lstm_backward": lambda: recurrent.lstm_backward(

@@ -1,4 +1,4 @@
-"""Training with the private step: how batches are drawn and how PyTorch is joined."""
+"""Train PyTorch models privately: draw batches, capture gradients, take private steps."""
 
 from __future__ import annotations
 

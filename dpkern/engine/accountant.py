@@ -1,4 +1,4 @@
-"""The accountant of an engine: what its step has released, under the names that Opacus uses."""
+"""Report the privacy cost of an engine's steps, under the names that Opacus uses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ACCOUNTANTS = ("prv", "pld", "rdp")
 
 
 class Accountant:
-    """Reads the ledger of a private step.
+    """The accountant of a private step, whose ledger it reads.
 
     Args:
-        name: ``prv`` or ``pld``: the smallest epsilon that any accountant proves; ``rdp``: the
-            smallest that Renyi accounting proves. ``gdp``, a limit theorem, bounds nothing.
+        name: ``prv`` and ``pld`` report the smallest epsilon that any accountant proves, ``rdp``
+            the smallest that Renyi accounting proves.
 
     Raises:
-        InvalidInput: another name.
+        InvalidInput: an unknown name, or ``gdp``: a limit theorem bounds nothing.
     """
 
     def __init__(self, name: str = "prv") -> None:
@@ -40,28 +40,33 @@ class Accountant:
         self._warned: set[float] = set()
 
     def __len__(self) -> int:
-        """Steps so far."""
+        """Return the number of steps so far."""
         return 0 if self.step is None else self.step.steps
 
     @property
     def bound(self) -> str | None:
-        """Whose bound counts, as certificates call it; None: the smallest."""
+        """The accountant whose bound counts, as named in certificates; None for the smallest."""
         return "RDP" if self.name == "rdp" else None
 
     def mechanism(self) -> str:
-        """The accountant's name."""
+        """Return the accountant's name."""
         return str(self.name)
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """``(noise multiplier, sample rate, number of steps)`` in order."""
+        """The steps so far as ``(noise multiplier, sample rate, number of steps)``, in order."""
         entries = [] if self.step is None else self.step.ledger.state_dict()["entries"]
         return [
             (e["event"].get("noise_multiplier", 0.0), e["sample_rate"], e["count"]) for e in entries
         ]
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of everything so far; infinite without noise or with a known seed.
+        """Return an upper bound of epsilon for all steps so far.
+
+        It is 0 before the first step, and infinite without noise or with a known seed.
+
+        Args:
+            delta: delta of the guarantee, in (0, 1).
 
         Warns:
             PrivacyWarning: delta is not below 1 / number of records; once for each delta.
@@ -80,9 +85,9 @@ class Accountant:
         """Warn, once for each delta, that it is too large for the number of records.
 
         Args:
-            delta: of the guarantee.
-            sampling: of the run: ``dataset_size`` (None if unknown) and ``sample_rate``.
-            stacklevel: of ``warnings.warn``: 2 is the caller.
+            delta: delta of the guarantee.
+            sampling: ``dataset_size`` (None if unknown) and ``sample_rate`` of the run.
+            stacklevel: as in ``warnings.warn``; 2 is the caller.
         """
         text = delta_warning(
             delta,

@@ -1,4 +1,4 @@
-"""The options of ``make_private``. What Opacus has and we cannot honour is refused, not ignored."""
+"""The options of ``make_private``; options of Opacus that dpkern cannot honour are refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .distributed import Processes, check_shards
 from .loader import PrivateLoader
 
 MODES = (None, "hooks", "functorch", "ew", "ghost")
-"""Opacus' ways to the same per-sample gradients; here there is one."""
+"""Opacus' names for ways to compute per-sample gradients; dpkern has one way for all of them."""
 
 Groups = Sequence[int] | Callable[[str], int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakePrivateOptions:
-    """Everything that ``make_private`` takes besides its objects and numbers.
+    """The options of ``make_private`` besides its objects, noise multiplier and clipping bound.
 
     Attributes:
         clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
@@ -38,23 +38,27 @@ class MakePrivateOptions:
             optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.
         sampling: ``poisson``, ``fixed`` or ``shuffled``; None follows ``poisson_sampling``.
-        max_physical_batch_size: larger batches reach the loop in parts of at most this size.
+        max_physical_batch_size: larger batches reach the loop as physical batches of at most this
+            many samples. None splits none.
         views: rows of each record in a batch that holds several views of every record, one set of
             views after the other, as ``torch.cat([first, second])`` or a ``collate_fn`` joins them.
             Rows that are joined in the loop are followed without it.
         masked_padding: ``collate_fn`` pads to the longest record of a batch, and model and loss
             ignore padding; the certificate names it as its condition.
-        keep_budget: memory for per-sample gradients that are kept instead of made twice; a share of
-            the activations (float) or bytes (int).
-        unsafe_seed: reproducible noise and batches; nothing is certified then.
+        keep_budget: memory for per-sample gradients that are materialized instead of computed
+            twice: a fraction of the captured layer inputs (float) or bytes (int).
+        unsafe_seed: seed of reproducible noise and batches; nothing is certified with one. None
+            takes a fresh secret key.
         rounds: ChaCha rounds, 20, 12 or 8.
-        backend: who runs the kernels; None leaves it to dpkern.
-        noise_source: who makes the noise's draws, such as ``noise_tables.RingPrefetch()``; None:
-            the update itself. Every process gives its own, which makes what all the others make.
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
+        noise_source: object that draws the noise, such as ``noise_tables.RingPrefetch()``. None
+            draws it in the update itself. Every process passes its own; all draw the same noise.
         sample_rate, expected_batch_size, dataset_size: for ``data_loader=None`` only: how the
             caller draws its batches.
-        criterion: handed back for ``grad_sample_mode="ghost"``; one backward pass is enough.
-        grad_sample_mode: accepted; there is one way to the gradients.
+        criterion: returned unchanged with ``grad_sample_mode="ghost"``; one backward pass is
+            enough.
+        grad_sample_mode: accepted for compatibility; all modes give the same gradients.
         batch_first, noise_generator, wrap_model, rand_on_empty: accepted with their default only.
 
     Raises:
@@ -87,7 +91,7 @@ class MakePrivateOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """The options by name.
+        """Return the options with these names and values.
 
         Raises:
             InvalidInput: an unknown name, or an option that cannot be honoured.
@@ -160,7 +164,7 @@ def loader_of(
     options: MakePrivateOptions,
     processes: Processes | None = None,
 ) -> PrivateLoader | None:
-    """The private loader over the user's data set, or this process's shard, if there is one.
+    """Return the private loader over the data set or this process's shard; None without a loader.
 
     Raises:
         InvalidInput: a loader that cannot be private.
@@ -185,10 +189,10 @@ def loader_of(
 
 
 def sampling_of(loader: PrivateLoader | None, options: MakePrivateOptions) -> dict[str, Any]:
-    """How batches are drawn, for the ledger: by the loader, or as the caller says.
+    """Return how batches are drawn, for the ledger: by the loader, or as the caller states.
 
     Raises:
-        InvalidInput: both.
+        InvalidInput: the caller states it although there is a loader.
     """
     if loader is None:
         return {
@@ -219,7 +223,7 @@ def mechanism_of(
     max_grad_norm: Any,
     mechanism: Mechanism | None,
 ) -> Mechanism:
-    """The mechanism that was given, or DP-SGD with these numbers.
+    """Return the mechanism that was given, or DP-SGD with these numbers.
 
     Raises:
         InvalidInput: both or neither, or numbers out of range.
@@ -250,8 +254,8 @@ def mechanism_of(
             "clipping",
             expected="'flat', 'per_layer', 'group' or 'automatic'",
             got=options.clipping,
-            remedy="'automatic' normalises every gradient and needs no tuned bound; a schedule "
-            "of engine.schedulers changes the bound over time.",
+            remedy="Pass clipping='automatic', which needs no tuned bound, or change the bound "
+            "over time with a schedule of engine.schedulers.",
         )
     groups = options.clip_groups
     if callable(groups):

@@ -1,4 +1,4 @@
-"""Whose gradients are normed and summed now: for clocks and counters that see calls of ops."""
+"""Attribute op calls to model parameters, so that profilers and counters report cost per layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _names: ContextVar[tuple[str, ...]] = ContextVar("dpkern_whose", default=())
 
 
 class attributed_to:
-    """In this block the ops that are called norm and sum gradients of these sources."""
+    """A block in which every op call works on the gradients of these sources."""
 
     __slots__ = ("_mine", "_token")
 
@@ -27,5 +27,8 @@ class attributed_to:
 
 
 def attributed_parameters() -> tuple[str, ...]:
-    """Names of the parameters, in the order of the call's tensors; empty where nobody says."""
+    """Return the names of the parameters that the running op call works on, in tensor order.
+
+    The tuple is empty outside ``attributed_to``.
+    """
     return _names.get()

@@ -22,12 +22,12 @@ DROPPED = "batches that engine.drop() forgot were not chosen by looking at their
 
 
 class BatchOrder:
-    """Follows the batches of one run.
+    """The batches of one run, from the loader that yields them to the step that closes them.
 
     Args:
-        capture: what holds the gradients of the current samples.
-        step: what their clipped sums are added to.
-        close: clips and adds what the capture holds.
+        capture: holds the gradients of the current samples.
+        step: adds up their clipped sums.
+        close: clips the gradients that the capture holds and adds their sum to the step.
     """
 
     def __init__(self, capture: Capture, step: DPStep, close: Callable[[], None]) -> None:
@@ -40,14 +40,15 @@ class BatchOrder:
             assume=step.ledger.assume,
         )
         self.final = True
-        """Whether the samples at hand are the last ones of their logical batch."""
+        """Whether the current samples are the last ones of their logical batch."""
         self.in_pieces = False
         """Whether pieces of the current samples were clipped before their step."""
         self._close = close
         self._pending: deque[YieldedBatch] = deque()
         """Batches that the loader has yielded and that have not entered the module."""
         self._waiting: bool | None = None
-        """Whether samples await their step; None where no loader says which they are."""
+        """Whether samples still await ``optimizer.step()``; None before the first batch and without
+        a loader."""
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -56,10 +57,10 @@ class BatchOrder:
         self.final, self._waiting = True, None
 
     def check_step(self) -> None:
-        """Whether a step may be taken now.
+        """Check that a step may be taken now.
 
         Raises:
-            PrivacyError: the current samples have had theirs.
+            PrivacyError: the current samples have had their step.
         """
         if not self._waiting and self._pending:
             # The loop took a batch and made no pass over it, as loops do with empty ones.
@@ -70,22 +71,23 @@ class BatchOrder:
                 "optimizer.step",
                 expected="one call for each batch of the loader",
                 got="a second call for the same samples",
-                remedy="A batch may be used for one step only: take the next one, or "
-                "call optimizer.zero_grad() to forget the repeated gradients.",
+                remedy="Take the next batch, since each is for one step only, or call "
+                "optimizer.zero_grad() to forget the repeated gradients.",
             )
 
     def step_taken(self) -> None:
-        """The current samples have had their step."""
+        """Record that the current samples have had their step."""
         self.boundary.unfinished_pass = False
         self.boundary.losses.forget()
         self._waiting = None if self._waiting is None else False
 
     def expect(self, batch: YieldedBatch) -> None:
-        """The loader yields a batch; its samples become the current ones when they enter the
-        module.
+        """Record that the loader yields a batch.
+
+        Its samples become the current ones when they enter the module.
 
         Raises:
-            PrivacyError: gradients of an earlier batch still wait for their step.
+            PrivacyError: gradients of an earlier batch are pending.
         """
         waits = self.capture.captured or (
             batch.first and not self._pending and self.step.unfinished
@@ -95,10 +97,10 @@ class BatchOrder:
         self._pending.append(batch)
 
     def activate(self, batch: YieldedBatch) -> None:
-        """Samples of this batch enter the module.
+        """Make this batch's samples the current ones, as they enter the module.
 
         Raises:
-            PrivacyError: they are of an earlier batch, or samples before these still wait.
+            PrivacyError: they are of an earlier batch, or gradients of earlier samples are pending.
         """
         if not self.boundary.has_loader:
             return  # the capture begins new samples with every pass
@@ -115,27 +117,30 @@ class BatchOrder:
             pass
 
     def current_batch(self) -> YieldedBatch | None:
-        """The batch that the loop is at: in the module already, or the oldest one yielded."""
+        """Return the batch that the loop is at: in the module already, or the oldest one yielded.
+
+        None if the loader has yielded none.
+        """
         if self._waiting and self.boundary.current is not None:
             return self.boundary.current
         return self._pending[0] if self._pending else self.boundary.current
 
     def close_piece(self) -> None:
-        """Clip what arrived of a piece of the batch, before another piece enters."""
+        """Clip the gradients of one piece of the batch, before another piece enters."""
         if self.capture.captured:
             with without_torch_function(), torch.no_grad():
                 self._close()
             self.in_pieces = True
 
     def begin_by_hand(self, batch: int, *, first: bool = True, final: bool = True) -> None:
-        """New samples that the caller vouches for: row b of the next inputs is sample b.
+        """Begin new samples for a caller who vouches that row b of the next inputs is sample b.
 
         Args:
             batch: number of samples.
             first, final: whether they open and close their logical batch.
 
         Raises:
-            PrivacyError: samples handed out before these still wait for their step.
+            PrivacyError: gradients of earlier samples are pending.
         """
         self._begin(batch, first, final)
         self.boundary.current = None
@@ -155,9 +160,12 @@ class BatchOrder:
         sample_rate: float | None = None,
         dataset_size: int | None = None,
     ) -> None:
-        """Samples come without a loader that hands them out: each forward pass brings new ones.
+        """Begin samples without a loader: each forward pass brings new ones.
 
         Without a rate every record is taken to be in every step.
+
+        Raises:
+            PrivacyError: gradients of earlier samples are pending.
         """
         if self.capture.captured or self.step.unfinished:
             raise PrivacyError(
@@ -187,7 +195,7 @@ def _pending_gradients() -> PrivacyError:
     return PrivacyError(
         "data_loader",
         expected="optimizer.step() after every batch and every part of a split one",
-        got="a new batch while gradients of an earlier one wait",
-        remedy="To accumulate over several batches make the loader's batches larger and "
-        "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
+        got="a new batch while gradients of an earlier one are pending",
+        remedy="Call optimizer.step() once per batch. To accumulate, raise batch_size and pass "
+        "max_physical_batch_size; engine.drop() forgets an unfinished batch.",
     )

@@ -1,8 +1,8 @@
-"""What the parameters' uses leave behind, sorted by parameter and by sample.
+"""Collect per-sample gradient information during the backward pass, grouped by parameter.
 
-The samples are those of the last hand-out. Everything that arrives until the next one belongs to
-them: row b of every batch is sample b. Without a loader that hands out, each forward pass of the
-module brings new samples, and a second one is refused until the first was closed.
+The private loader defines the current batch. Until it yields the next one, position b of every
+captured tensor belongs to sample b. Without a loader, each forward pass of the module brings new
+samples, and a second one is refused until the first was closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Capture:
-    """Watches the trainable parameters of a module.
+    """The capture of the per-sample gradients of a module's trainable parameters.
 
     Args:
         module: the model; its trainable parameters become private on ``attach``.
@@ -72,7 +72,7 @@ class Capture:
                 "loss_reduction",
                 expected="'mean' or 'sum'",
                 got=loss_reduction,
-                remedy="Say how the loss reduces over the samples of a batch.",
+                remedy="Pass 'mean' or 'sum', as the loss reduces over the samples of a batch.",
             )
         self.module = module
         self.loss_reduction = loss_reduction
@@ -84,39 +84,41 @@ class Capture:
         self.budget = KeepBudget(keep_budget)
         self.sum_store = SumStore()
         self.anchor = torch.zeros((), requires_grad=True)
-        """Makes outputs require gradients although the parameters are not in their graph."""
+        """Leaf of every captured op, so that outputs require gradients although the parameters are
+        not in their graph."""
         self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.batch: int | None = None
-        """Samples in the current hand-out or forward pass."""
+        """Number of samples in the current batch or forward pass; None before the first one."""
         self.handed_out = False
-        """Whether a loader names the samples."""
+        """Whether ``begin_batch`` begins new samples; else each forward pass does."""
         self.probe: Probe | None = None
         self.collected: list[UnsupportedModule] | None = None
-        """Where a rehearsal collects what would otherwise be raised."""
+        """Errors that a dry run collects; None outside a dry run, where they are raised."""
         self.public_gradients: dict[int, Tensor] = {}
         self.loss_scale = 1.0
-        """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
+        """Factor on the loss (of a gradient scaler), which is divided out of the gradients."""
         self.arrived_batch = 0
-        """Samples that the gradients which arrived belong to."""
+        """Number of samples that the captured gradients belong to."""
         self.make_backward_clipper: Callable[[], BackwardClipper] | None = None
-        """Makes what finishes clip groups inside the backward pass; None waits for the end."""
+        """Maker of the object that finishes clip groups inside the backward pass; None leaves them
+        to the step."""
         self.early: BackwardClipper | None = None
         self.before_arrivals: Callable[[], None] | None = None
-        """Called before the first gradient of new samples is taken in."""
+        """Callback before the first gradient of new samples is captured."""
         self.p = 2
-        """The norm that gradients are clipped by."""
+        """Order of the norm that is clipped, 1 or 2."""
         self.any_rank: Callable[[bool], bool] | None = None
-        """Whether any process says yes, where backward passes need all processes."""
+        """Function that tells whether any process says yes; None where each process runs backward
+        passes by itself."""
         self.on_use: Callable[[CapturedOp, Tensor], None] | None = None
-        """Who is told of every use and its input."""
+        """Callback that receives every captured op and its input."""
         self.boundary: ModuleBoundary | None = None
-        """Follows records from the loader to the module and on to the loss; None outside an
-        engine."""
+        """The boundary that follows records from the loader to the module and on to the loss; None
+        outside an engine."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self.joint_norms = False
-        """Whether all parameters are clipped together, by norms that floating-point sums ask
-        for."""
+        """Whether all parameters are one clip group with floating-point sums."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -126,16 +128,16 @@ class Capture:
         self._fresh: list[CapturedOp] = []
         self._watch_input = True
         self._watch_node: Any = None
-        """Where the gradient of a watched input that needs none of its own would arrive."""
+        """Autograd node of a watched input that needs no gradient itself; None for others."""
         self._input_storages: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self.guard = ForwardGuard(self)
+        """The guard that probes forward passes and watches the module's state."""
         self._fewest_holders = fewest_holders()
-        """Probes forward passes and watches the module's state."""
         self._held = ModuleParameters(module)
         self.program = Program(self)
-        """Replays steps of a structure that was met before."""
+        """The program that replays steps of a structure met before."""
 
     @property
     def watching(self) -> bool:
@@ -151,7 +153,7 @@ class Capture:
 
     @property
     def batch_number(self) -> int:
-        """Counts the batches and pieces of batches whose samples entered."""
+        """The number of batches and pieces of batches whose samples have entered."""
         return self._ticket
 
     @property
@@ -168,9 +170,9 @@ class Capture:
         """Make the parameters private; calling it twice changes nothing."""
         if self._hooks:
             return
-        from .layers import packed  # the rules stand on this module
+        from .layers import packed  # here, because the rules import this module
 
-        # The probe reads a graph that the backward pass reads again: compiled parts keep buffers.
+        # The probe and the backward pass read the same graph, so compiled parts keep its buffers.
         compiler_config.donated_buffer = False
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
@@ -193,7 +195,7 @@ class Capture:
                 ]
 
     def detach(self) -> None:
-        """Make them ordinary parameters again and forget what was captured."""
+        """Make the parameters ordinary again and forget what was captured."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -205,34 +207,39 @@ class Capture:
                 slot.used.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def begin_batch(self, batch: int) -> None:
-        """The loader hands out new samples: what comes from now on belongs to them."""
+        """Begin the loader's next batch: what is captured from now on belongs to its samples.
+
+        Raises:
+            PrivacyError: gradients of the samples before are pending.
+        """
         if self.captured:
             raise PrivacyError(
                 "data_loader",
-                expected="the samples before these closed or discarded",
-                got="gradients of samples that no optimizer.step() has seen",
-                remedy="Call optimizer.step() after every batch of the loader.",
+                expected="optimizer.step() between batches",
+                got="a new batch while gradients are pending",
+                remedy="Call optimizer.step() once per batch; to accumulate, raise batch_size and "
+                "pass max_physical_batch_size.",
             )
         self.handed_out = True
         self.batch = batch
         self._next_samples()
 
     def begin_piece(self, records: int) -> None:
-        """Only so many records of the batch are in the passes from now on."""
+        """Begin a piece of the batch with this number of records."""
         self.batch = records
         self._next_samples()
 
     def look_again(self) -> None:
-        """Modules or hooks have changed: every use counts as unseen."""
+        """Count every use as unseen, because modules or hooks have changed."""
         self._verified.clear()
         self._watch_input = True
 
     def skip_pass(self) -> None:
-        """The next forward pass is an ordinary one: a gradient of it is found as a leak."""
+        """Capture nothing of the next forward pass; gradients of it are refused as leaks."""
         self._skipped = True
 
     def new_samples(self) -> None:
-        """The next forward pass brings new samples, without a loader that says so."""
+        """Let each forward pass bring new samples from now on, without a loader."""
         self.handed_out = False
         self.batch = None
         self._next_samples()
@@ -255,7 +262,7 @@ class Capture:
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """Passes in this block use no private data: their gradients are ordinary ones.
+        """Treat the passes of this block as public: their gradients are ordinary ones.
 
         Backward passes must end inside the block; their gradients are collected apart and join the
         next update without being clipped.
@@ -290,7 +297,7 @@ class Capture:
                 remedy="Keep the batch first (batch_first=True), with all rows of one sample "
                 "next to each other.",
             )
-        # Frozen since the capture was made: part of the operation, without a gradient.
+        # Parameters frozen since the capture was made are part of the operation, without gradient.
         targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
@@ -309,7 +316,7 @@ class Capture:
         return use
 
     def given(self, tensor: Tensor) -> bool:
-        """Whether this shows one of the tensors that the module was called with."""
+        """Whether the tensor shares the memory of an argument that the module was called with."""
         return tensor.untyped_storage().data_ptr() in self._input_storages
 
     def verified(self, use: CapturedOp) -> bool:
@@ -317,7 +324,11 @@ class Capture:
         return use.batch < 2 or use.site in self._verified or use.site in self._inconclusive
 
     def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
-        """The number of samples, or an error if nobody told."""
+        """Return the number of samples.
+
+        Raises:
+            PrivacyError: a parameter is used outside the module's forward pass.
+        """
         if self.batch is None:
             names = ", ".join(t.source.name for t in targets if t is not None)
             raise PrivacyError(
@@ -329,7 +340,12 @@ class Capture:
         return self.batch
 
     def check_current_batch(self, use: CapturedOp, g: Tensor) -> None:
-        """Refuse what belongs to other samples than the current ones."""
+        """Refuse a gradient of other samples than the current ones.
+
+        Raises:
+            PrivacyError: it is one, or the backward pass began at a tensor that is not a loss of
+                the module's outputs.
+        """
         expected = self._ticket if self.handed_out else self._admitted
         if expected is not None and use.batch_id != expected:
             if self.boundary is not None and self.boundary.in_pieces:
@@ -374,7 +390,7 @@ class Capture:
             self.early = self.make_backward_clipper()
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
         release = source.release
-        # A centre is one of each sample's own loss, whose scale may become known later.
+        # A centre refers to each sample's own loss; a gradient scaler may tell its scale later.
         whole = arrival.rows is None and (release is None or release.centre is None)
         if alone and whole and self.norms_on_arrival:
             arrival.record = record = with_clip_norm(source, record, self)
@@ -384,8 +400,10 @@ class Capture:
             self.early.on_gradient(source)
 
     def norms_add_up(self, targets: Sequence[GradientTarget | None]) -> bool:
-        """Whether only the sum of the squared norms of what arrives there now will be asked for:
-        all of it is clipped together, and nothing else arrives at its parameters."""
+        """Whether clipping needs only the sum of the squared norms over these targets.
+
+        It does if all of them are clipped together and no other gradient reaches their parameters.
+        """
         if not (self.norms_on_arrival and self.joint_norms and self.p == 2):
             return False
         for target in targets:
@@ -401,10 +419,10 @@ class Capture:
         return True
 
     def check_closed(self) -> None:
-        """The guards of every step: nothing leaked past the capture, every use was verified.
+        """Check that no gradient leaked past the capture and that every use was verified.
 
         Raises:
-            PrivacyError: one of them failed; nothing has been released.
+            PrivacyError: one leaked, or a use was not verified; nothing has been released.
         """
         self._check_leaks()
         if self._unverified:
@@ -467,7 +485,7 @@ class Capture:
         self.report(error)
 
     def report(self, error: UnsupportedModule | None) -> None:
-        """Raise, or collect in a rehearsal."""
+        """Raise the error, or collect it in a dry run."""
         if error is None:
             return
         if self.collected is None:
@@ -477,7 +495,7 @@ class Capture:
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Before all other hooks: find out whose rows come in."""
+        """Identify the records of the module's inputs, before all other hooks."""
         if self.guard.running:
             return None
         self._skipped = False
@@ -498,7 +516,7 @@ class Capture:
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         self._input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
-            # Evaluation with other samples: their gradients would be caught as leaked.
+            # Evaluation uses other samples, whose gradients would be refused as leaks.
             fits = rows is None or _fold(rows, self.batch or 0) is not None
             self._skipped = not fits and not module.training
         else:
@@ -512,7 +530,10 @@ class Capture:
     def _watched(
         self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The arguments, the first tensor among them such that the probe sees its gradient."""
+        """Return the arguments with the first tensor as a copy whose gradient the probe sees.
+
+        None if that tensor is not floating.
+        """
         first = next((t for t in tensors_in(arguments) if t.dim()), None)
         if first is None or not first.is_floating_point():
             return None
@@ -528,7 +549,7 @@ class Capture:
         if self.guard.running:
             return None
         if torch.is_grad_enabled() and not self._public:
-            # Within reentrant checkpoints uses show only in the backward pass.
+            # Uses within reentrant checkpoints show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
@@ -574,7 +595,7 @@ _GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
 
 
 def _fold(rows: int, batch: int) -> int | None:
-    """How many rows each sample has, or None if they do not divide evenly."""
+    """Return the number of rows of each sample; None if the rows do not divide evenly."""
     if batch == 0:
         return 1 if rows == 0 else None
     return rows // batch if rows and rows % batch == 0 else None

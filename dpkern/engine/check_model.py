@@ -1,4 +1,4 @@
-"""Find a model by name, file or module, and say what training it privately would meet."""
+"""Load a model by name, file or module, and list what keeps it from being trained privately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMS = "path/to/file.py:callable or package.module:callable"
 
 
 def load_model(spec: str, presets: Mapping[str, ModelFactory]) -> nn.Module:
-    """The model that ``spec`` names.
+    """Return the model that ``spec`` names.
 
     Args:
         spec: a key of ``presets``, or ``path/to/file.py:callable``, or ``package.module:callable``.
@@ -36,7 +36,7 @@ def load_model(spec: str, presets: Mapping[str, ModelFactory]) -> nn.Module:
     """
     if spec in presets:
         return presets[spec]()
-    # From the right: a path may have a drive letter.
+    # Split from the right, because a path may have a drive letter.
     source, colon, attribute = spec.rpartition(":")
     if not (colon and source and attribute):
         raise InvalidInput(
@@ -67,13 +67,13 @@ def load_model(spec: str, presets: Mapping[str, ModelFactory]) -> nn.Module:
 
 
 def report(model: nn.Module) -> list[dict[str, Any]]:
-    """One row per finding, refused ones first: severity, name, kind, what, remedy."""
+    """Return one row per finding, refused ones first: severity, name, kind, what, remedy."""
     rows = [asdict(finding) for finding in static_findings(model)]
     return sorted(rows, key=lambda row: row["severity"] != "refuse")
 
 
 def _import_file(path: Path) -> ModuleType:
-    # No name that something else may be imported by.
+    # A name that no other import uses.
     name = f"_checked_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -97,7 +97,7 @@ def _import_module(name: str) -> ModuleType:
 
 @contextmanager
 def _folder_of(source: str) -> Iterator[None]:
-    """What Python has first on its path when it runs a file, or a module with -m."""
+    """Put first on the path what Python has there when it runs the file, or the module with -m."""
     folder = str(Path(source).resolve().parent if source.endswith(".py") else Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -109,7 +109,7 @@ def _folder_of(source: str) -> Iterator[None]:
 
 @contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, even by sys.exit(), in one line that names it."""
+    """Turn any error of the user's code, even sys.exit(), into one InvalidInput that names it."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -117,5 +117,5 @@ def _failing(what: str) -> Iterator[None]:
             "model",
             expected=f"{what} to run without an error",
             got=f"{type(error).__name__}: {error}",
-            remedy=f"Write {_FORMS}, where nothing but the model is made.",
+            remedy=f"Pass {_FORMS} whose code makes the model and does nothing else.",
         ) from error

@@ -1,7 +1,7 @@
-"""One file for module, optimizer, engine and schedules; the calls are Opacus'.
+"""Save module, optimizer, engine and schedules to one file, with Opacus' calls.
 
-The file carries a checksum and appears complete or not at all (``_sealed``). Loading checks every
-part before it changes any, so a run goes on as saved or is left as it was.
+The file carries a checksum and appears complete or not at all (``base.sealed``). Loading checks
+every part before it changes any, so a run goes on as saved or is left as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
     "noise_scheduler": "noise_scheduler_state_dict",
     "grad_clip_scheduler": "grad_clip_scheduler_state_dict",
 }
-"""Where each part stands in the file."""
+"""Keys of the parts in the file."""
 _KINDS: dict[str, type[Any]] = {
     "module": nn.Module,
     "optimizer": torch.optim.Optimizer,
@@ -52,12 +52,12 @@ def save(
     parts: Parts,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write everything; the file appears complete or not at all.
+    """Write the engine's state and the parts' to a file, which appears complete or not at all.
 
     Args:
-        engine: after ``make_private``.
-        path: in a folder that exists. The file there, if any, is replaced.
-        parts: by the names of ``save_checkpoint``; None leaves one out.
+        engine: an engine after ``make_private``.
+        path: path in a folder that exists. The file there, if any, is replaced.
+        parts: the parts by their names in ``save_checkpoint``; None leaves one out.
         more: entries of the user's own, of tensors and plain values; the parts' names are taken.
 
     Raises:
@@ -102,7 +102,7 @@ def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> d
     engine.check_state(content[ENGINE])
     for name, part in chosen.items():
         restore.check(name, part, content[_NAMES[name]])
-    # A part may have a way of loading of its own, which no check knows: the engine comes after it.
+    # A part may load in a way of its own, which no check knows, so the engine comes after it.
     with restore.all_or_none(chosen.values()):
         for name, part in chosen.items():
             if not isinstance(part, Scheduler):
@@ -116,13 +116,13 @@ def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> d
 
 
 def _chosen(parts: Parts) -> dict[str, Part]:
-    """The parts that were given, each of its type."""
+    """Return the parts that are not None, after a check of their types."""
     for name, part in parts.items():
         if part is not None and not isinstance(part, _KINDS[name]):
             raise InvalidInput(
                 name,
                 expected=f"a {_KINDS[name].__name__}, or None",
                 got=type(part).__name__,
-                remedy="Pass what the run was made with.",
+                remedy="Pass the object that this run was made with.",
             )
     return {name: part for name, part in parts.items() if part is not None}

@@ -1,14 +1,15 @@
-"""Records in front of a release: normed as the clip bound means it, summed as the release takes it.
+"""Per-sample gradients with the norm that the mechanism clips.
 
-A plan's release maps a parameter's sum to the coordinates that noise is added to. What it clips may
-be more than the gradient: the whole spectrum of a layer's correlation, or the release coordinates
-themselves. Sums stay in the parameter's shape; the maps are the step's.
+A plan's release map takes a parameter's sum to the coordinates that noise is added to. A mechanism
+may clip the whole spectrum of a layer's correlation, or the release coordinates, instead of the
+gradient itself. Sums stay in the parameter's shape; the step applies the maps.
 
-    Spectrum   ||R_b||, of the whole or the kept spectrum         sum of (filtered) gradients
-    Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
-    Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
-    Summed     the L1 norm of grad_b                              sum of grad_b
-    Mapped     the norm of any other release's coordinates        sum of grad_b
+    class            clipped norm                                        sum
+    SpectrumNormed   ||R_b||, of the whole or the kept spectrum          of (filtered) gradients
+    WhitenedNormed   ||gain signal F_b||, F_b the (filtered) gradient    of F_b
+    ScaledNormed     ||(grad_b - m) / s||                                of grad_b - m
+    L1Normed         the L1 norm of grad_b                               of grad_b
+    ReleaseNormed    the norm of any other release's coordinates         of grad_b
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class NormedGradients(PerSampleGradients):
-    """A record and what stands behind it."""
+    """The per-sample gradients ``record``, clipped by a norm that a subclass defines."""
 
     record: PerSampleGradients
 
@@ -76,14 +77,16 @@ class NormedGradients(PerSampleGradients):
         return self.record.rounding_terms()
 
     def coordinates(self, scale: float) -> Tensor:
-        """Each sample's release coordinates, floating; ``scale`` takes captured gradients to those
-        of the sample's own loss."""
+        """Return each sample's release coordinates, in floating point.
+
+        ``scale`` takes captured gradients to those of the sample's own loss.
+        """
         return self.record.per_sample().double() * scale
 
 
 @dataclass
 class L1Normed(NormedGradients):
-    """Clipped by its L1 norm."""
+    """Gradients clipped by their L1 norm."""
 
     def squared_norms(self) -> Tensor:
         return self.record.l1_norms().square()
@@ -91,7 +94,7 @@ class L1Normed(NormedGradients):
 
 @dataclass
 class ReleaseNormed(NormedGradients):
-    """Clipped by its coordinates in a release that only gradients written out can tell."""
+    """Gradients clipped by their release coordinates, which are computed from materialized ones."""
 
     release: ReleaseMap
     p: int
@@ -106,7 +109,7 @@ class ReleaseNormed(NormedGradients):
         return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def coordinates(self, scale: float) -> Tensor:
-        # The map is linear, and may leave little to scale.
+        # The map is linear, so its result is scaled, which may have fewer entries.
         rows = self.record.per_sample().reshape(-1, *self.shape)
         with phase(MAP):
             return self.release.forward(rows) * scale
@@ -114,15 +117,15 @@ class ReleaseNormed(NormedGradients):
 
 @dataclass
 class ScaledNormed(NormedGradients):
-    """In front of ``DiagonalMap``: ``(grad - centre) / scale``, one coordinate for one."""
+    """Gradients of a ``DiagonalMap``, whose coordinates are ``(grad - centre) / scale``."""
 
     release: DiagonalMap
     scale: float = 1.0
-    """What takes captured gradients to those of the sample's own loss, which the centre is of."""
+    """Factor from captured gradients to those of the sample's own loss, which the centre is for."""
 
     @property
     def _centre(self) -> Tensor | None:
-        """In the units of captured gradients."""
+        """The centre, in the units of captured gradients."""
         centre = self.release.centre
         return None if centre is None else self._on(centre) / self.scale
 
@@ -130,7 +133,7 @@ class ScaledNormed(NormedGradients):
         return constant.to(device=self.device, dtype=torch.float64).reshape(self.shape)
 
     def squared_norms(self) -> Tensor:
-        """``sum w grad^2 - 2 <grad, w m> + sum w m^2``, with the rounding of each on top."""
+        """Return ``sum w grad^2 - 2 <grad, w m> + sum w m^2`` plus the rounding of each term."""
         centre, weights = self._centre, None
         scale = None if self.release.norm == "gradient" else self.release.scale
         if scale is None:
@@ -159,8 +162,8 @@ class ScaledNormed(NormedGradients):
             out.sub_((factors.double().sum() * centre).to(out.dtype))
 
     def coordinates(self, scale: float) -> Tensor:
-        # One pass in the gradients' own precision: integers are clipped as they come out, whatever
-        # rounding has made of them.
+        # One pass in the gradients' own precision is enough, because the integers that result are
+        # clipped with their rounding.
         grads = self.record.per_sample().reshape(-1, *self.shape)
         grads = grads.to(torch.promote_types(grads.dtype, torch.float32))
         each = 1.0 if self.release.scale is None else 1 / self._on(self.release.scale)
@@ -173,7 +176,7 @@ class ScaledNormed(NormedGradients):
 
 @dataclass
 class SpectrumNormed(NormedGradients):
-    """Clipped by the spectrum of its correlation, or by its plain gradient, and filtered."""
+    """Gradients clipped by the spectrum of their correlation or by their own norm, and filtered."""
 
     record: ConvolutionGradients | CirculantGradients
     release: Taps
@@ -234,7 +237,7 @@ class SpectrumNormed(NormedGradients):
             spectral.conv_sum(x, g, factors, out, band=band, **self._options)
 
     def filtered(self) -> PerSampleGradients:
-        """Whose gradients are the filtered ones."""
+        """Return the filtered per-sample gradients."""
         band = self._band
         if band is None:
             return self.record
@@ -245,12 +248,12 @@ class SpectrumNormed(NormedGradients):
         geometry = self.record.geometry
         rows = self.release.site.least
         x = spectral.filtered(x, padding=geometry["padding"], rows=rows, band=band)
-        # The padding is filtered too, and stays.
+        # The filtered input includes the padding, so the convolution pads no more.
         none = {"padding": (0,) * len(rows)}
         return ConvolutionGradients(x, g.to(x.dtype), self.record.kernel_size, {**geometry, **none})
 
     def filter(self) -> Tensor:
-        """float64 ``[d, d]``, for circulant blocks: the circular convolution with the band."""
+        """Return the circular convolution with the band, ``[d, d]`` float64, for circulants."""
         assert self._band is not None
         return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
@@ -262,9 +265,10 @@ class SpectrumNormed(NormedGradients):
 
 @dataclass
 class WhitenedNormed(NormedGradients):
-    """Clipped by ``||gain matrix F_b||``; without a matrix by ``||gain F_b||``.
+    """Gradients clipped by ``||gain matrix F_b||``, or by ``||gain F_b||`` without a matrix.
 
-    ``record`` has the gradients that the matrix is for; ``behind`` gives the sum if they do not.
+    ``record`` holds the gradients that the matrix applies to. ``behind``, if given, is summed in
+    their place.
     """
 
     release: Taps
@@ -294,7 +298,7 @@ class WhitenedNormed(NormedGradients):
 
 
 def grid_of(release: Taps) -> tuple[int, ...]:
-    """The transform size that a release's norms refer to."""
+    """Return the transform size that a release's norms refer to."""
     if release.size is not None:
         return release.size
     assert isinstance(release.band, Band)
@@ -302,10 +306,10 @@ def grid_of(release: Taps) -> tuple[int, ...]:
 
 
 def take_over(capture: Capture, plan: Plan) -> None:
-    """Have the capture's parameters know their releases by this plan.
+    """Give each captured parameter its release map of this plan.
 
     Raises:
-        PrivacyError: gradients have been normed for another release.
+        PrivacyError: gradients have been normed for another release map.
     """
     capture.p = plan.p
     for slot, block in zip(capture.slots, plan.blocks, strict=True):
@@ -325,16 +329,16 @@ def take_over(capture: Capture, plan: Plan) -> None:
 def with_clip_norm(
     slot: ParameterSource, record: PerSampleGradients, capture: Capture, scale: float = 1.0
 ) -> PerSampleGradients:
-    """All that arrived for a parameter, in front of its release.
+    """Return a parameter's gradients with the norm that its release map clips.
 
     Args:
         slot: the parameter.
-        record: of the whole of it, not in front of anything yet.
-        capture: where it arrived.
-        scale: what takes captured gradients to those of each sample's own loss.
+        record: gradients of the whole parameter, with their own norm.
+        capture: the capture that holds them.
+        scale: factor from captured gradients to those of each sample's own loss.
 
     Raises:
-        UnsupportedModule: a release that needs another use of the parameter.
+        UnsupportedModule: a release map that needs another use of the parameter.
     """
     release, budget = slot.release, capture.budget
     if release is None:
@@ -347,7 +351,7 @@ def with_clip_norm(
                 slot.name,
                 expected="release coordinates that a gradient alone tells, with L1 bounds",
                 got=f"a release clipped by its {release.norm}, {type(release).__name__}",
-                remedy="Bound L2 norms, or coordinates without a centre.",
+                remedy="Clip L2 norms, or coordinates without a centre.",
             )
         return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
     if isinstance(release, DiagonalMap):
@@ -377,10 +381,10 @@ def with_clip_norm(
 
 
 def check_use(slot: ParameterSource, record: PerSampleGradients, release: Taps) -> None:
-    """Refuse a use that is not the one that the release was made for.
+    """Refuse a use of the parameter other than the one that its release map was made for.
 
     Raises:
-        UnsupportedModule: it is not.
+        UnsupportedModule: it is another use.
     """
     site, got = release.site, f"a use as {type(record).__name__.lower()}"
     if isinstance(record, ConvolutionGradients) and site.kind == "conv":

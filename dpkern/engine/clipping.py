@@ -1,4 +1,4 @@
-"""From what the capture holds to the clipped sum of one physical batch.
+"""Compute the clipped sum of one physical batch from the captured gradients.
 
     n_b^2 = sum over the clip group's parameters of ||grad_b||^2      (upper bounds, docs/ghost.md)
     c_b   = min(1, C / n_b)                                           (automatic: C / (n_b + gamma))
@@ -40,7 +40,7 @@ from .program.close import close_replayed
 from .uses import CapturedGradients, ParameterSource
 
 KINDS = kinds.__all__
-"""What programs can hold: importing it enters the kinds."""
+"""Kinds of uses that a program can hold; the import registers them."""
 
 
 def close_into(step: DPStep, capture: Capture) -> None:
@@ -49,14 +49,15 @@ def close_into(step: DPStep, capture: Capture) -> None:
     Raises:
         PrivacyError: a guard failed (``Capture.check_closed``); nothing was changed.
         UnsupportedModule: an expression whose per-sample gradients would not fit.
-        InvalidInput: a step that vouches for gradients of other making.
+        InvalidInput: a step made with ``gradients='given'``.
     """
     if not step.ledger.batched:
         raise InvalidInput(
             "step",
-            expected="DPStep(..., gradients='batched'): captured gradients come from whole batches",
+            expected="gradients='batched'",
             got="gradients='given'",
-            remedy="Its certificate would promise more than is proved of them.",
+            remedy="Construct it with DPStep(..., gradients='batched'): a model's gradients may "
+            "depend on the whole batch.",
         )
     if close_replayed(step, capture):
         return
@@ -92,7 +93,7 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
 
 
 def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor] | None:
-    """Close the current samples.
+    """Close the current samples and return their clipped sums.
 
     Returns:
         The clipped sums with their bound; for exact arithmetic that ``exact_sums`` does not cover,
@@ -128,7 +129,7 @@ class GroupSums:
     """The clipped sums of the current samples, group after group.
 
     Args:
-        capture: what arrived.
+        capture: holds the gradients.
         plan: bounds, groups and style of the clipping.
     """
 
@@ -137,7 +138,7 @@ class GroupSums:
         take_over(capture, plan)
         self.p, self.style = plan.p, plan.clipping
         self.raw = dict(enumerate(_zeros(capture.slots))) if plan.needs_raw else None
-        """Sums without clipping, where a release of their own bounds them."""
+        """Sums without clipping, by the parameter's index; None if the plan needs none."""
         self.groups: dict[int, list[ParameterSource]] = {}
         self.bounds: dict[int, float] = {}
         for slot, block in zip(capture.slots, plan.blocks, strict=True):
@@ -145,23 +146,23 @@ class GroupSums:
             self.bounds[block.clip_group] = block.bound
         self.group_of = {s.index: g for g, slots in self.groups.items() for s in slots}
         self.norms: dict[int, Tensor] = {}
-        """Each sample's own norm in the groups that are finished."""
+        """Norms of each sample before clipping, by finished group."""
         self.sums: dict[int, Tensor] = {}
-        """Clipped sums of their parameters, by the parameter's index."""
+        """Clipped sums of the finished groups, by the parameter's index."""
 
     @cached_property
     def batch(self) -> int:
-        """Samples that the gradients belong to."""
+        """The number of samples that the gradients belong to."""
         return self.capture.arrived_batch
 
     @cached_property
     def loss_scale(self) -> float:
-        """What the loss was known to be multiplied by when the first group was finished."""
+        """The factor on the loss that was known when the first group was finished."""
         return self.capture.loss_scale
 
     @cached_property
     def scale(self) -> float:
-        """What takes captured gradients to those of each sample's own loss."""
+        """The factor from captured gradients to those of each sample's own loss."""
         mean = self.capture.loss_reduction == "mean"
         return (self.batch if mean else 1) / self.loss_scale
 
@@ -188,7 +189,7 @@ class GroupSums:
             )
 
     def finish(self, group: int) -> None:
-        """Norms, factors and sums of one group; its records are dropped."""
+        """Compute norms, factors and sums of one group, and drop its gradients."""
         slots = self.groups[group]
         parts = []
         for slot in slots:
@@ -232,7 +233,7 @@ class GroupSums:
             slot.arrivals.clear()
 
     def _parts_of(self, slot: ParameterSource) -> list[CapturedGradients]:
-        """What arrived for a parameter, in front of its release."""
+        """Return a parameter's gradients with the norm that its release map clips."""
         parts = _parts(slot)
         if slot.release is None and self.p == 2:
             return parts
@@ -255,7 +256,7 @@ class GroupSums:
     def _add_raw(
         self, parts: Sequence[tuple[ParameterSource, CapturedGradients]], finite: Tensor
     ) -> None:
-        """Sum what is finite without clipping."""
+        """Add the gradients of the samples with finite norms to the sums without clipping."""
         assert self.raw is not None
         for slot, arrival in parts:
             record = arrival.record
@@ -265,14 +266,18 @@ class GroupSums:
                 record.add_sum(factors, _place(self.raw, slot, arrival))
 
     def _outs(self, slots: Sequence[ParameterSource]) -> list[Tensor]:
-        """Zeros for the sums of these parameters."""
+        """Return zeros for the sums of these parameters."""
         kinds = {(sum_dtype_of(s), s.parameter.device) for s in slots}
         if len(kinds) == 1 and len(self.groups) == 1:
             return self.capture.sum_store.zeros([slot.shape for slot in slots], *kinds.pop())
         return _zeros(slots)
 
     def result(self) -> clip.ClipResult:
-        """Finish what is left and hand everything over."""
+        """Finish the groups that are left and return all clipped sums.
+
+        Raises:
+            PrivacyError: a group was finished before its last gradient or the loss scale was known.
+        """
         if self.norms and self.capture.loss_scale != self.loss_scale:
             raise PrivacyError(
                 "GradScaler",
@@ -316,7 +321,7 @@ class _Explicit:
             if isinstance(arrival.record, ExplicitGradients) and sum_dtype_of(slot) is dtype
         ]
         self.fresh = [(slot, grads) for slot, a, grads in self.parts if a.square is None]
-        """Those whose norm nobody has taken."""
+        """The gradients whose norms are not known yet."""
 
     def square(self) -> Tensor:
         with attributed_to(*(slot for slot, _ in self.fresh)):
@@ -337,12 +342,12 @@ def _square(slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
 
 
 def sum_dtype_of(slot: ParameterSource) -> torch.dtype:
-    """The dtype of the parameter's clipped sum."""
+    """Return the dtype of the parameter's clipped sum."""
     return clip.sum_dtype(slot.parameter.dtype)
 
 
 def _combined(norms: list[Tensor], p: int) -> Tensor:
-    """The norm of several groups together."""
+    """Return the norms over several groups together."""
     if len(norms) == 1:
         return norms[0]
     each = torch.stack(norms)
@@ -354,14 +359,14 @@ def _zeros(slots: Sequence[ParameterSource]) -> list[Tensor]:
 
 
 def _place(sums: dict[int, Tensor], slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
-    """Where the sum of this record goes."""
+    """Return the view of ``sums`` that these gradients are added to."""
     out = sums[slot.index]
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
 
 
 def _parts(slot: ParameterSource) -> list[CapturedGradients]:
-    """What arrived for a parameter, merged so that no two parts touch the same entries."""
+    """Return a parameter's gradients, merged so that no two parts touch the same entries."""
     by_rows: dict[tuple[int, int] | None, list[CapturedGradients]] = {}
     for arrival in slot.arrivals:
         by_rows.setdefault(arrival.rows, []).append(arrival)
@@ -381,7 +386,7 @@ def _disjoint(ranges: Sequence[tuple[int, int] | None]) -> bool:
 
 
 def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
-    """The clipped sums in units of the plan's lattice."""
+    """Return the clipped sums in units of the plan's lattice."""
     take_over(capture, plan)
     batch = capture.arrived_batch
     parts = []
@@ -399,7 +404,7 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
 
 
 def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
-    """Every per-sample gradient ``[B, *shape]``, or where it is mapped its release coordinates."""
+    """Return all per-sample gradients ``[B, *shape]``, mapped ones as release coordinates."""
     take_over(capture, plan)
     batch = capture.arrived_batch
     scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
@@ -420,7 +425,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
 
 
 def _coordinates(slot: ParameterSource, capture: Capture, scale: float, batch: int) -> Tensor:
-    """Each sample's release coordinates of a parameter."""
+    """Return each sample's release coordinates of a parameter."""
     assert slot.release is not None
     parts = _parts(slot)
     record = parts[0].record if len(parts) == 1 and parts[0].rows is None else None
@@ -438,7 +443,7 @@ def _coordinates(slot: ParameterSource, capture: Capture, scale: float, batch: i
 
 
 def _written_out(slot: ParameterSource) -> ExplicitGradients:
-    """All arrivals of a parameter as explicit gradients of the whole of it."""
+    """Return all gradients of a parameter, materialized and added up over its uses."""
     if len(slot.arrivals) == 1 and slot.arrivals[0].rows is None:
         alone = slot.arrivals[0].record.per_sample()
         return ExplicitGradients(alone.reshape(alone.shape[0], *slot.shape))

@@ -1,4 +1,4 @@
-"""Try on a few records whether ``collate_fn`` keeps them apart, before the first batch."""
+"""Check on a few records that ``collate_fn`` keeps them apart, before the first batch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 def check_collate(dataset: Any, collate: Collate, size: int) -> None:
-    """Replace the last of some records: the rows of all others must stay what they are.
+    """Check that replacing one of a few records leaves the rows of all others as they are.
 
     Rows are compared as far as both batches go, since padding may be longer in one. A collation
     that draws random numbers is compared where shapes agree, with the same random state.
 
     Args:
-        dataset: where the records come from.
+        dataset: the data set of the records.
         collate: makes a batch of a list of records.
         size: records of a usual batch; between 3 and 16 are tried.
 

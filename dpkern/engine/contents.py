@@ -1,6 +1,6 @@
-"""Contents of tensors: fingerprints and comparisons of their bits.
+"""Hash and compare the bits of tensors.
 
-Version counters miss writes through ``.data``; these look at the bytes.
+Version counters miss writes through ``.data``; these functions read the bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .parameter import without_torch_function
 
 _WIDTH = 4096
 _CHUNK = 1 << 22
-"""Words that are hashed at once, which bounds the memory that it takes."""
+"""Number of words that are hashed at once, which bounds the memory that hashing takes."""
 
 
 def content_hash(tensor: Tensor) -> int:
@@ -48,13 +48,13 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the tensor has bytes that can be looked at."""
+    """Whether the bytes of the tensor can be read."""
     part = local(tensor)
     return not part.is_meta and part.layout is torch.strided and not part.is_quantized
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """The same bits as integers, detached; shapes of complex tensors gain a dimension."""
+    """Return the same bits as integers, detached; shapes of complex tensors gain a dimension."""
     part = local(tensor).detach().resolve_conj().resolve_neg()
     if part.is_complex():
         part = torch.view_as_real(part)
@@ -68,7 +68,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bytes as int32 words, zeros at the end."""
+    """Return the bytes as int32 words, with zeros at the end."""
     with without_torch_function():
         data = as_integers(tensor).contiguous().reshape(-1)
         data = data.view(torch.uint8)
@@ -82,14 +82,14 @@ def _aligned(data: Tensor) -> Tensor:
 
 
 def _level(words: Tensor) -> Tensor:
-    """One hash for every ``_WIDTH`` words."""
+    """Return one hash for every ``_WIDTH`` words."""
     factors = _factors(str(words.device))
     found = []
     for part in torch.split(words, _CHUNK):
         if part.numel() % _WIDTH:
             part = torch.nn.functional.pad(part, (0, -part.numel() % _WIDTH))
         rows = part.view(-1, _WIDTH).to(torch.int64)
-        # Integer products of matrices exist on CPUs alone; there they take one pass.
+        # Only CPUs have integer matrix products, which take one pass.
         found.append(rows @ factors if rows.device.type == "cpu" else (rows * factors).sum(1))
     return torch.cat(found) if found[0].numel() else words.new_zeros(1, dtype=torch.int64)
 

@@ -1,9 +1,9 @@
-"""The forward-difference probe: does a sample's output change when other samples are replaced?
+"""Probe whether a sample's output changes when other samples of the batch are replaced.
 
 The module runs on the batch, and again with some rows of every input replaced, from the same state
 of module and random generators, with ordinary operations. Rows of all other samples must come out
-the same. Gradients cannot show what this shows: mixing that is detached, made of integers, or
-behind a second input. What the two passes leave in the module tells state that follows the data
+the same. That finds mixing which gradients cannot show: detached, through integers, or behind a
+second input. The state that the two passes leave in the module tells buffers that follow the data
 from counters, which change alike.
 """
 
@@ -42,47 +42,48 @@ from .replaced_rows import (
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 Together = Callable[[bool], bool]
-"""Whether any process says yes, where forward passes need all processes."""
+"""Function that tells whether any process says yes."""
 
 PART = 8
-"""One in so many samples of a large batch is in a pass on part of it."""
+"""Size of a large batch divided by that of the part which some passes run on."""
 
 SMALLEST_PART = 16
-"""Samples in such a part, at least."""
+"""Minimum number of samples in such a part."""
 
 WHOLE = 0.25
-"""How many of the secret probes run on the whole of a large batch."""
+"""Share of the secret probes that run on the whole of a large batch."""
 
 _SECRET = random.SystemRandom()
 
 GATE = 0.1
-"""Standard deviation of what stands in for parameters that are zero throughout, while probing."""
+"""Standard deviation of the values that replace all-zero parameters during a probe."""
 
 
 _KEPT = (Tensor, int, float, complex)
-"""What an attribute may remember of samples."""
+"""Types of attributes that can carry information about samples."""
 
 
 class _Base(NamedTuple):
-    """A pass with nothing replaced: its output, and what it left behind."""
+    """A pass with nothing replaced: its output, and the state that it left in the module."""
 
     output: Any
     left: Snapshot
     batch: int = 0
-    """Samples in it."""
+    """Number of samples in the pass."""
 
 
 class DifferenceProbe:
-    """Runs a function of one batch several times from one state, which it leaves behind.
+    """A probe that runs a function of one batch several times and puts its state back.
 
     Args:
-        module: whose state counts.
-        call: runs it, usually the module itself.
+        module: the module whose state is watched.
+        call: the function that is probed, usually the module itself.
         args, kwargs: its arguments, with the samples in the first dimension.
         batch: number of samples.
-        trained: trained parameters. Where ``full``, those that are zero throughout get other values
-            meanwhile, as a gate at zero hides what is behind it.
-        together: where every process must take the same passes.
+        trained: trained parameters. A ``full`` probe gives those that are zero throughout other
+            values meanwhile, as a gate at zero hides what is behind it.
+        together: tells whether any process says yes, where all must run the same passes. None
+            probes in this process alone.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class DifferenceProbe:
         """Probe once.
 
         Args:
-            number: of the probe; decides which samples are replaced.
-            full: replace two halves of the samples, one after the other; else one.
-            rows: False looks at the module's state only.
-            secret: part of a large batch will do, most of the time.
+            number: number of the probe, which decides the samples that are replaced.
+            full: True replaces two halves of the samples, one after the other; False one half.
+            rows: False compares the module's state only.
+            secret: True runs most probes of a large batch on a part of it.
         """
         self._draws = RandomState(self._devices)
         self._made: _Base | None = None
@@ -132,11 +133,11 @@ class DifferenceProbe:
         return outcome
 
     def wait(self) -> bool:
-        """Begin before a pass of the user's own, which ``run_after`` compares with others.
+        """Prepare for a pass of the user's own, which ``run_after`` compares with others.
 
         Returns:
-            Whether that pass will do: it runs with the parameters that a probe would have, and
-            what it leaves in the module can be told.
+            Whether that pass can serve: it runs with the parameters that a probe would have, and
+            the snapshot shows every change that it makes to the module.
         """
         if not self.whole or any(_is_zero(data) for data in map(_data, self.trained)):
             return False
@@ -151,8 +152,8 @@ class DifferenceProbe:
         """Probe in full after the user's own pass, which gave this output.
 
         Returns:
-            None where that pass left something behind, or seems to differ from those of a probe:
-            ``run`` tells what it is.
+            The outcome. None if that pass changed the module's state, or if the outcome is not
+            clean: ``run`` then has to probe.
         """
         now = RandomState(self._devices)
         left = Snapshot(self.module, earlier=self._before)  # trusting nothing: the pass may write
@@ -170,7 +171,7 @@ class DifferenceProbe:
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Go back to before the user's own pass in this block, and forth again after it."""
+        """Restore the state before the user's own pass in this block, and the later one after."""
         now = RandomState(self._devices)
         left = Snapshot(self.module, earlier=self._before)
         self._before.restore(left)
@@ -182,7 +183,7 @@ class DifferenceProbe:
             now.restore()
 
     def _compared(self, number: int, full: bool, rows: bool) -> tuple[ProbeOutcome, bool]:
-        """The outcome, and whether trusted parameters hold something else."""
+        """Return the outcome, and whether the passes wrote to trusted parameters."""
         outcome, wrote = ProbeOutcome(), True
         try:
             with warnings.catch_warnings():
@@ -210,7 +211,7 @@ class DifferenceProbe:
         base = self._base(outcome)
         if base is None:
             return
-        # At random: rows may mix with those two places away, too.
+        # Random samples, because rows may also mix with those two places away.
         half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
         sign = 1 if full or number % 2 == 0 else 0
         ends = [self._turn(outcome, base, half if self.batch > 1 else [], number, sign, rows)]
@@ -229,14 +230,14 @@ class DifferenceProbe:
             )
 
     def _pass_and_back(self, arguments: Arguments) -> Any:
-        """The output of a pass after which the module is as before."""
+        """Return the output of a pass and put the module's state back."""
         try:
             return self._pass(arguments)
         finally:
             self._put_back()
 
     def _base(self, outcome: ProbeOutcome) -> _Base | None:
-        """The pass that others are compared with; None if it fails."""
+        """Return the pass that others are compared with; None if it fails."""
         if self._made is not None and self.batch == self._made.batch:
             return self._made
         try:
@@ -258,7 +259,7 @@ class DifferenceProbe:
         sign: int,
         rows: bool,
     ) -> tuple[Snapshot, set[str]]:
-        """One pass with these samples replaced: the state after it, and what differs there."""
+        """Run a pass with these samples replaced; return the state after it and what differs."""
         inputs, result = self._replaced(chosen, number, outcome, sign)
         after = self._snapshot()
         differ = base.left.changes(after) if inputs is not None else set()
@@ -271,10 +272,10 @@ class DifferenceProbe:
     def _second_turn(
         self, outcome: ProbeOutcome, base: _Base, number: int, rows: bool
     ) -> tuple[Snapshot, set[str]]:
-        """Replace the first half: whoever comes first may take the others' place.
+        """Replace the first half of the samples, since the first ones may displace the others.
 
-        Part of a large batch does, if the module runs on it; what depends on the size of the batch
-        is what the first turn is for.
+        A part of a large batch suffices if the module runs on it; the first turn shows what depends
+        on the size of the batch.
         """
         with self._on_part(number) as smaller:
             apart = ProbeOutcome(mixed=outcome.mixed)
@@ -288,7 +289,7 @@ class DifferenceProbe:
 
     @contextmanager
     def _on_part(self, number: int) -> Iterator[bool]:
-        """Passes in this block run on part of the batch, if it is large; whether they do."""
+        """Run the passes of this block on a part of a large batch; yield whether it is large."""
         size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
         if smaller := self.whole and size * 4 <= self.batch:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
@@ -301,7 +302,7 @@ class DifferenceProbe:
     def _judge(
         self, outcome: ProbeOutcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
     ) -> None:
-        """Compare outputs; where the module has none with rows, those of its parts."""
+        """Compare the outputs, or those of the module's parts if its own have no rows."""
         mixed, hidden = False, False
         if inputs is not None:
             mixed = differing(plain, result, self.batch, kept) is not None
@@ -313,7 +314,7 @@ class DifferenceProbe:
     def _replaced(
         self, chosen: Sequence[int], number: int, outcome: ProbeOutcome, sign: int
     ) -> tuple[Any, Any]:
-        """The first way of replacing that the module can run on, and its output."""
+        """Return the inputs replaced in the first way that the module runs on, and the output."""
         step = 1 + number % max(1, self.batch - 1)
         found: tuple[Any, Any] = (None, None)
         for change in self._changes(step, sign):
@@ -348,7 +349,7 @@ class DifferenceProbe:
     def _pass(
         self, arguments: tuple[tuple[Any, ...], dict[str, Any]], outcome: ProbeOutcome | None = None
     ) -> Any:
-        """The output, without its graph."""
+        """Return the output, without its graph."""
         self._draws.restore()
         torch.clear_autocast_cache()  # it may hold other values, or the graph of another pass
         try:
@@ -370,9 +371,9 @@ class DifferenceProbe:
             )
 
     def _lasting(self, left: Snapshot, others: Sequence[Snapshot], differ: set[str]) -> list[str]:
-        """State that follows the data and reaches state_dict() or later outputs.
+        """Return paths of state that follows the data and reaches state_dict() or later outputs.
 
-        Attributes that the next pass overwrites unread do neither.
+        Attributes that the next pass overwrites before it reads them do neither.
         """
         kinds = dict(left.kinds)
         for other in others:
@@ -381,7 +382,7 @@ class DifferenceProbe:
         live = self.together(bool(differ) and not saved)
         if not live or saved:
             return saved
-        # The same samples, after others: the passes must come out the same.
+        # Passes on the same samples, from states that other samples left, must agree.
         one, first = self._again(left)
         found: set[str] = set()
         for start in others or [left]:
@@ -396,7 +397,7 @@ class DifferenceProbe:
         return sorted(found)
 
     def _again(self, start: Snapshot) -> tuple[Any, Snapshot]:
-        """A pass on the batch from the state that another one left."""
+        """Run a pass on the batch from the state ``start``; return its output and the new state."""
         start.restore()
         result = self._pass(fresh(self.arguments))
         end = self._snapshot()
@@ -404,10 +405,10 @@ class DifferenceProbe:
         return result, end
 
     def _place(self, inputs: Any, kept: Sequence[int], *, between: bool) -> str:
-        """The first module whose own inputs agree in these rows while its outputs do not.
+        """Return the first module whose inputs agree in these rows while its outputs do not.
 
         Args:
-            between: whether inputs that differ tell of mixing too, in front of that module.
+            between: whether inputs that differ count too, as mixing in front of that module.
         """
         calls = []
         for arguments in (self.arguments, inputs):
@@ -429,7 +430,7 @@ class DifferenceProbe:
 
 
 def _has_losses(output: Any) -> bool:
-    """Whether there are numbers with a gradient and without rows."""
+    """Whether the output has scalars that require a gradient."""
     return any(not t.dim() and t.requires_grad for t in tensors_of(output))
 
 
@@ -439,21 +440,21 @@ def _data(parameter: Tensor) -> Tensor:
 
 
 def _is_zero(data: Tensor) -> bool:
-    """Whether a parameter is zero throughout, so that it hides what is behind it."""
+    """Whether a parameter is zero throughout, and so may hide what is behind it."""
     if data.layout is not torch.strided or data.is_meta:
         return False
     return not (data.dim() and data[:1].any()) and not data.any()
 
 
 def _alike(one: Any, two: Any) -> bool:
-    """Whether outputs of the same samples are the same, without rows too."""
+    """Whether two outputs of the same samples agree, tensors without rows included."""
     pairs = zip(tensors_of(one), tensors_of(two), strict=False)
     return all(differing(a[None], b[None], 1, [0]) is None for a, b in pairs)
 
 
 @contextmanager
 def _recorded(module: nn.Module) -> Iterator[list[tuple[str, Any, Any]]]:
-    """Note every module's inputs and outputs, in the order in which calls end."""
+    """Record every module's inputs and outputs, in the order in which calls end."""
     seen: list[tuple[str, Any, Any]] = []
     waiting: list[Any] = []
     handles: list[Any] = []
@@ -480,7 +481,7 @@ def _recorded(module: nn.Module) -> Iterator[list[tuple[str, Any, Any]]]:
 
 @contextmanager
 def _gates_opened(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Small random values in place of parameters that are zero throughout."""
+    """Replace parameters that are zero throughout by small random values in this block."""
     generator = torch.Generator().manual_seed(len(parameters))
     changed = []
     with without_torch_function(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Several processes train one model: clipped sums are added up once, then noised once.
+"""Train one model in several processes: add up the clipped sums once, then add noise once.
 
 Every process draws from its own shard of the records with a key of its own. The sums of all
 processes are reduced before the noise, and every process makes the same noise from the group's key,
@@ -24,7 +24,7 @@ from ..base.rng import KEY_BYTES, Key, Purpose
 from .local import local
 
 BUCKET_BYTES = 25 << 20
-"""Smaller sums travel together; larger ones alone, without a copy."""
+"""Maximum size of a bucket. Smaller sums share one; a larger sum is reduced without a copy."""
 
 _IN_FLIGHT = 2
 _INT32_MOST = 2**31 - 1
@@ -34,8 +34,8 @@ class Processes:
     """The processes that train one model together.
 
     Args:
-        group: their process group; None is the default one.
-        device: where collectives find their tensors.
+        group: their process group. None selects the default one.
+        device: device of the tensors in collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -45,14 +45,14 @@ class Processes:
         self.size = dist.get_world_size(group)
 
     def max_over_ranks(self, numbers: Sequence[int]) -> list[int]:
-        """The largest number of any process, place by place (int64)."""
+        """Return the elementwise maximum over all processes, as int64."""
         tensor = torch.tensor(list(numbers), dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         largest: list[int] = tensor.tolist()
         return largest
 
     def noise_key(self, unsafe_seed: int | None, rounds: int) -> Key:
-        """One key for all: the seed's, or one that the first process takes and sends."""
+        """Return one key for all processes: the seed's, or one that the first process sends."""
         if unsafe_seed is not None:
             return Key.from_unsafe_seed(unsafe_seed, rounds)
         group = self.group or dist.distributed_c10d._get_default_group()
@@ -65,7 +65,7 @@ class Processes:
         return key
 
     def sampling_key(self, seed: int | None, rounds: int) -> Key:
-        """A key of this process alone."""
+        """Return a key of this process alone: fresh, or derived from a seed and the rank."""
         if seed is None:
             return Key.fresh(rounds)
         digest = hashlib.sha256(f"dpkern sampling {seed} {self.rank}".encode()).digest()
@@ -74,7 +74,7 @@ class Processes:
     def check_start(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, settings: object
     ) -> None:
-        """Whether all processes start from the same parameters, buffers and settings.
+        """Check that all processes start from the same parameters, buffers and settings.
 
         Shards are not compared, for they differ.
 
@@ -92,7 +92,7 @@ class Processes:
         )
 
     def check_alike(self, **parts: bytes) -> None:
-        """Whether all processes have the same bytes under every name.
+        """Check that all processes have the same bytes under every name.
 
         Raises:
             InvalidInput: on every process, if one of them has others.
@@ -115,12 +115,15 @@ class Processes:
                 )
 
     def agree(self, settings: object, key: Key, public: bool) -> bool:
-        """Before a release: whether any process has public gradients, if all else is the same.
+        """Check before a release that all processes agree on it.
 
         Args:
-            settings: what decides the update besides the sums; its ``repr`` is compared.
-            key: of the noise; a process that forked has lost the group's.
+            settings: everything that decides the update besides the sums; its ``repr`` is compared.
+            key: key of the noise; a process that forked has lost the group's.
             public: whether this process has gradients of data-independent passes.
+
+        Returns:
+            Whether any process has such gradients.
 
         Raises:
             PrivacyError: on every process, if one is at another step or has other numbers.
@@ -139,7 +142,10 @@ class Processes:
         return bool(any_public)
 
     def mean(self, public: Mapping[int, Tensor], params: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Average public gradients, as DistributedDataParallel would; absent ones are zero."""
+        """Average public gradients over the processes, as DistributedDataParallel would.
+
+        Absent ones count as zero.
+        """
         anywhere = self.max_over_ranks([i in public for i in range(len(params))])
         places = [i for i, has in enumerate(anywhere) if has]
         zero = torch.zeros_like
@@ -215,9 +221,9 @@ class Processes:
 
 
 def processes_of(module: nn.Module) -> Processes | None:
-    """Who trains this module together: the group of its wrapper, or all processes; None: one.
+    """Return the processes that train this module: its wrapper's group, or all of them.
 
-    A DistributedDataParallel over a group of one process trains alone.
+    None if this process trains alone, also in a DistributedDataParallel over one process.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None
@@ -234,7 +240,7 @@ def in_use() -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside a DistributedDataParallel; its forward pass is used directly."""
+    """Return the module inside a DistributedDataParallel, or the module itself without one."""
     if isinstance(module, DistributedDataParallel):
         inner: nn.Module = module.module
         return inner
@@ -242,9 +248,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def refuse_wrapper(wrapper: nn.Module, in_use: Callable[[], bool]) -> None:
-    """Make the forward pass of the wrapper raise while its module is private.
+    """Make the wrapper's forward pass raise ``PrivacyError`` while its module is private.
 
-    It would wait for gradients that only the engine reduces.
+    The wrapper would wait for gradients that only the engine reduces.
     """
 
     def refuse(*_: Any) -> None:
@@ -261,7 +267,7 @@ def refuse_wrapper(wrapper: nn.Module, in_use: Callable[[], bool]) -> None:
 
 
 def check_shards(loader: DataLoader[Any], sampling: str, processes: Processes) -> None:
-    """A loader whose records can be divided among the processes.
+    """Check that the loader's records can be divided among the processes.
 
     Raises:
         InvalidInput: another sampling than Poisson, fewer records than processes, or a
@@ -272,8 +278,9 @@ def check_shards(loader: DataLoader[Any], sampling: str, processes: Processes) -
             "sampling",
             expected="'poisson' on several processes",
             got=sampling,
-            remedy="Every process draws from its own shard; only independent draws of each record "
-            "are those of the whole data set.",
+            remedy="Pass sampling='poisson' and no poisson_sampling=False: each process draws from "
+            "its own shard, and only independent draws of each record are those of the whole "
+            "data set.",
         )
     records = len(loader.dataset)  # type: ignore[arg-type]
     if records < processes.size:
@@ -297,7 +304,7 @@ def check_shards(loader: DataLoader[Any], sampling: str, processes: Processes) -
 
 
 def content(tensors: Mapping[str, Tensor]) -> bytes:
-    """A digest of names, dtypes, shapes and values."""
+    """Return a digest of names, dtypes, shapes and values."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -307,14 +314,14 @@ def content(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The optimizer's options, without parameters."""
+    """Return the options of the optimizer's parameter groups, without the parameters."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
 def _overlapped(
     sums: Sequence[Tensor], launch: Callable[[Sequence[int]], Callable[[], None]]
 ) -> None:
-    """Launch bucket after bucket and let a few of them be on their way at once."""
+    """Launch one bucket after the other, and wait for the oldest when too many are in flight."""
     landing: deque[Callable[[], None]] = deque()
     for bucket in _buckets(sums):
         landing.append(launch(bucket))
@@ -325,7 +332,7 @@ def _overlapped(
 
 
 def _buckets(sums: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of following tensors of one dtype, up to the size of a bucket."""
+    """Return the indices of the tensors in each bucket: consecutive and of one dtype."""
     buckets: list[list[int]] = []
     size = 0
     for i, total in enumerate(sums):

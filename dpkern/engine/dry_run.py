@@ -1,4 +1,4 @@
-"""A rehearsal: one forward pass under capture that finds everything and trains nothing."""
+"""Run one forward pass under capture, which lists all findings and trains nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def dry_run(
     afterwards.
 
     Args:
-        capture: of the model; attached for the rehearsal if it is not.
-        function: what the training loop calls; returns tensors whose first dimension is the batch.
+        capture: the model's capture, which is attached for the dry run if it is not.
+        function: the function that the training loop calls. It returns tensors whose first
+            dimension is the batch. None selects the module.
         inputs, named: a batch of at least two samples, in the first dimension of the first tensor.
 
     Raises:
         InvalidInput: fewer than two samples.
-        PrivacyError: samples of a training step are open.
+        PrivacyError: gradients of a training step are pending.
     """
     rows = next((int(t.shape[0]) for t in tensors_in((inputs, named)) if t.dim()), 0)
     if rows < 2:
@@ -38,13 +39,13 @@ def dry_run(
             "inputs",
             expected="a batch of at least 2 samples, in the first dimension of the first tensor",
             got=f"{rows} samples",
-            remedy="One sample cannot show whether samples are kept apart.",
+            remedy="Pass at least two samples: one cannot show whether samples are kept apart.",
         )
     if capture.captured:
         raise PrivacyError(
             "validate",
-            expected="no gradients that wait for a step",
-            got="samples of an open step",
+            expected="no pending gradients",
+            got="gradients that no optimizer.step() has seen",
             remedy="Call validate before training, or after optimizer.step().",
         )
     run = capture.module if function is None else function
@@ -67,7 +68,7 @@ def dry_run(
 
 @contextmanager
 def as_before(capture: Capture) -> Iterator[None]:
-    """Put back what a forward and a probing backward pass change."""
+    """Put back, after the block, what a forward and a probing backward pass change."""
     attached, batch, handed_out = capture.attached, capture.batch, capture.handed_out
     buffers = [(b, b.detach().clone()) for b in capture.module.buffers()]
     with without_torch_function():

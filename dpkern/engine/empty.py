@@ -1,4 +1,4 @@
-"""A batch of no records, in the structure that the user's ``collate_fn`` gives its batches."""
+"""Make a batch of no records, in the structure that ``collate_fn`` gives its batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch
 
 
 def empty_batch(dataset: Any, collate: Callable[[list[Any]], Any]) -> Any:
-    """Collate one record and two of it: what has grown runs over the records and is emptied.
+    """Return a batch without records, in the structure of collated ones.
+
+    One record is collated once and twice: dimensions that grow run over the records.
 
     Raises:
         InvalidInput: a batch of a type that cannot be emptied.
@@ -26,7 +28,7 @@ def empty_batch(dataset: Any, collate: Callable[[list[Any]], Any]) -> Any:
 
 
 def records_of(dataset: Any, numbers: list[int]) -> list[Any]:
-    """Records of a data set, read as a loader reads them."""
+    """Return records of a data set, read as a loader reads them."""
     several = getattr(dataset, "__getitems__", None)
     records: list[Any] = several(numbers) if several else [dataset[i] for i in numbers]
     return records
@@ -59,6 +61,6 @@ def _emptied(one: Any, two: Any) -> Any:
         "data_loader",
         expected="batches of tensors in tuples, lists, dictionaries or dataclasses",
         got=type(one).__name__,
-        remedy="An empty Poisson draw needs an empty batch: return such a structure from "
-        "collate_fn, or pass sampling='fixed'.",
+        remedy="Return such a structure from collate_fn, or pass sampling='fixed': an empty "
+        "Poisson draw needs an empty batch.",
     )

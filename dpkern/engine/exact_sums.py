@@ -1,4 +1,4 @@
-"""Clipped sums in integers, made as the float tier makes its sums: gradients stay in registers.
+"""Compute clipped sums in integers the way float sums are made: gradients stay in registers.
 
 In units u of the noise lattice, with ``M = floor(C / u)`` of a clip group,
 
@@ -67,15 +67,18 @@ def integer_sums(
     scale: float,
     store: SumStore,
 ) -> clip.ClipResult:
-    """The clipped sums of the current samples, in units of the plan's lattice.
+    """Return the clipped sums of the current samples, in units of the plan's lattice.
 
     Args:
         plan: one that ``sums_in_place`` accepts.
         slots: all parameters, in the plan's order.
-        parts: what arrived for them; no two touch the same entries.
-        batch: samples.
-        scale: what takes captured gradients to those of each sample's own loss.
+        parts: their gradients; no two parts touch the same entries.
+        batch: number of samples.
+        scale: factor from captured gradients to those of each sample's own loss.
         store: memory for the sums.
+
+    Returns:
+        Sums in the parameters' shapes: int32, or int64 where int32 might overflow.
     """
     groups = [_IntegerGroup(plan, indices, parts) for indices in plan.groups]
     norms, factors = zip(*(group.factors(batch, scale) for group in groups), strict=True)
@@ -108,7 +111,7 @@ def integer_sums(
 def _wide_sums(
     narrow: list[Tensor], groups: Sequence[_IntegerGroup], factors: Sequence[Tensor], most: int
 ) -> list[Tensor]:
-    """int64 sums of more samples than int32 can hold, ``most`` at a time."""
+    """Return int64 sums of more samples than int32 can hold, added up ``most`` at a time."""
     sums = [torch.zeros_like(part, dtype=torch.int64) for part in narrow]
     batch = len(factors[0])
     for first in range(0, batch, most):
@@ -124,7 +127,7 @@ def _wide_sums(
 
 
 class _IntegerGroup:
-    """What arrived for the parameters of one clip group."""
+    """The gradients of the parameters of one clip group, to be clipped in integers."""
 
     def __init__(self, plan: Plan, indices: Sequence[int], parts: Sequence[Part]) -> None:
         block = plan.blocks[indices[0]]
@@ -157,10 +160,10 @@ class _IntegerGroup:
         self.nearest = bool(single) and self.most < NEAREST_MOST and root < self.most / 32
         """Whether gradients of one position are rounded to nearest instead of truncated."""
         self.rounding = root / 2 * (1 + 2.0**-40) if self.nearest else 0.0
-        """What that can add to a norm, in units."""
+        """Bound of the norm that rounding to nearest adds, in units."""
 
     def factors(self, batch: int, scale: float) -> tuple[Tensor, Tensor]:
-        """Each sample's norm in the group and its factor, which leads to units."""
+        """Return each sample's norm in the group, and its factor from gradient to clipped units."""
         squares = list(self._squares())
         if not squares:
             squares = [torch.zeros(batch, dtype=torch.float64)]
@@ -171,14 +174,14 @@ class _IntegerGroup:
         return norms * self.unit, factors
 
     def _squares(self) -> Iterator[Tensor]:
-        """Upper bounds of the squared norms of what is made whole, part by part."""
+        """Yield upper bounds of the squared norms of the numbers that become integers, by part."""
         for slot, arrival in self.others:
             with attributed_to(slot):
                 square = (
                     arrival.square if arrival.square is not None else arrival.record.squared_norms()
                 )
                 error = rounding_error(arrival.record)
-                # 2^-40: more than these few operations lose.
+                # 2^-40 exceeds the rounding of these few operations.
                 yield (
                     square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
                 )
@@ -213,7 +216,7 @@ def _has_one_position(record: PerSampleGradients) -> bool:
 
 
 def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
-    """Where the sum of this record goes."""
+    """Return the view of ``sums`` that these gradients are added to."""
     out = sums[slot.index]
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
@@ -221,9 +224,9 @@ def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradi
 
 @singledispatch
 def rounding_error(record: PerSampleGradients) -> Tensor | None:
-    """How far the numbers that are truncated can lie from the gradient that was normed, in norm.
+    """Return bounds of the norm of (numbers that are truncated - gradient whose norm was taken).
 
-    float64 ``[B]``; None where the norm bounds the very numbers.
+    float64 ``[B]``; None where the norm bounds the very numbers that are truncated.
     """
     raise NotImplementedError(type(record))
 
@@ -254,7 +257,7 @@ def _(record: TiedGradients) -> Tensor:
 
 @singledispatch
 def add_integers(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
-    """``out += sum_b trunc(factors_b grad_b)``; a factor of zero drops the sample altogether."""
+    """Add ``sum_b trunc(factors_b grad_b)`` to ``out``; a factor of zero drops the sample."""
     raise NotImplementedError(type(record))
 
 

@@ -1,9 +1,10 @@
-"""Does a sample's output depend on how many other samples there are?
+"""Check that a sample's output does not depend on the number of other samples.
 
-Replacing samples leaves their number as it is, and a module that reads the size of its batch as it
-was. So the module also runs on four samples of the batch and on two of these: the two must come out
-the same, up to the rounding of kernels that are blocked by size. Modules that draw random numbers
-draw others for another size, and are not compared.
+Replacing samples keeps their number, and so cannot expose a module that reads the size of its
+batch. The module therefore also runs on four samples of the batch and on two of these: the two must
+come out the same, up to the rounding of kernels that are blocked by size. They must also come out
+the same when the other two are NaN. Modules that draw random numbers draw others for another size,
+and are not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .random_state import RandomState
 from .replaced_rows import differing, fresh, mapped, tensors_of
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Relative to the largest output; 16-bit outputs are compared to a tenth."""
+"""Tolerances relative to the largest output; 16-bit outputs have a tolerance of 0.1."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -34,14 +35,14 @@ def check_fewer_rows(
     """Compare the module's outputs on four and on two samples of the batch.
 
     Args:
-        module: for the error.
-        call: runs it from the same state each time, and leaves that behind.
+        module: the module that the error names.
+        call: runs the module from the same state each time, and puts that state back.
         arguments: a batch, samples first.
         batch: number of samples.
         draws: the random state that ``call`` begins with.
 
     Returns:
-        What was found; None if outputs agree, or where there is nothing to compare.
+        The error; None if the outputs agree or cannot be compared.
     """
     more, fewer = min(4, batch), min(4, batch) // 2
     if fewer == 0:
@@ -72,7 +73,7 @@ def _found(module: nn.Module, where: str, remedy: str) -> UnsupportedModule:
 
 
 def _without_numbers(tree: Any, batch: int) -> Any:
-    """The tree with NaN in the second half of every floating tensor's samples."""
+    """Return the tree with NaN in the second half of every floating tensor's samples."""
 
     def change(tensor: Tensor) -> Tensor:
         if tensor.dim() and tensor.shape[0] % batch == 0 and tensor.is_floating_point():
@@ -94,7 +95,7 @@ def _all_agree(large: Any, small: Any, more: int, fewer: int) -> bool:
 
 
 def first_rows(tree: Any, batch: int, count: int) -> Any:
-    """The tree with the first samples' rows only."""
+    """Return the tree with the rows of the first ``count`` samples only."""
 
     def take(tensor: Tensor) -> Tensor:
         if not tensor.dim() or not tensor.shape[0] or tensor.shape[0] % batch:
@@ -105,7 +106,7 @@ def first_rows(tree: Any, batch: int, count: int) -> Any:
 
 
 def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> Any:
-    """The output of a pass; None if the module does not run on so few samples."""
+    """Return the output of a pass; None if the module does not run on so few samples."""
     try:
         return mapped(call(arguments), Tensor.detach)
     except Exception:  # noqa: BLE001 - the real pass has another size

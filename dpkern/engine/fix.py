@@ -36,7 +36,7 @@ class Fix:
 
 
 def fixes(model: nn.Module) -> list[Fix]:
-    """What ``fix(model)`` replaces; empty after it. Changes nothing."""
+    """Return the replacements that ``fix(model)`` would make; the model stays as it is."""
     found = []
     for name, part in model.named_modules():
         if _is_replaceable(part, model):
@@ -48,7 +48,7 @@ def fixes(model: nn.Module) -> list[Fix]:
 
 
 def fix(model: nn.Module) -> nn.Module:
-    """The model with ``GroupNorm`` for batch normalisation and without running statistics.
+    """Replace batch normalisation by ``GroupNorm`` and stop the tracking of running statistics.
 
     - ``BatchNorm1d/2d/3d`` and ``SyncBatchNorm`` of C channels become ``GroupNorm`` with the
       largest number of groups that divides C, is at most 32 (Wu and He 2018) and leaves two
@@ -56,8 +56,8 @@ def fix(model: nn.Module) -> nn.Module:
       ``bias`` stay the same parameters, so an optimizer that holds them stays valid.
     - ``InstanceNorm`` with ``track_running_stats`` stops tracking.
 
-    Left alone: layers frozen in eval() within a model that trains, and those that are more than
-    their class says (another forward, hooks, parametrisations), which ``validate.check`` refuses.
+    Two kinds of layers stay: those frozen in eval() within a model that trains, and those with
+    another forward, hooks or parametrisations, which ``validate.check`` refuses.
     Training mode, device, dtype, ``requires_grad`` and sharing of modules are kept. A second call
     changes nothing.
 
@@ -65,7 +65,7 @@ def fix(model: nn.Module) -> nn.Module:
         ``model``, changed in place; another module only if the model itself is such a layer.
     """
     made: dict[nn.Module, nn.Module] = {}
-    # Every path of a shared module: the replacement must stay shared.
+    # All paths of a shared module are visited, because the replacement must stay shared.
     for path, part in list(model.named_modules(remove_duplicate=False)):
         if _is_replaceable(part, model):
             if part not in made:

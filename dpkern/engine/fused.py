@@ -1,4 +1,4 @@
-"""``torch.optim`` optimizers as rules of ``ops.update``, their state under torch's own keys."""
+"""Express ``torch.optim`` optimizers as rules of ``ops.update``, with state under torch's keys."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Group:
 def groups_of(
     optimizer: torch.optim.Optimizer, places: Mapping[int, int], plain: Sequence[Tensor]
 ) -> list[Group] | None:
-    """The optimizer's parameters as groups for ``DPStep.finish``, or None if a rule is missing.
+    """Return the optimizer's parameters as groups for ``DPStep.finish``; None without a rule.
 
     Numbers are read from ``param_groups`` anew at every step, so schedules work.
 
     Args:
-        optimizer: the user's.
+        optimizer: the user's optimizer.
         places: index of each private parameter by its ``id``.
         plain: the parameters as ordinary tensors, by index.
     """
@@ -92,7 +92,7 @@ def groups_of(
 
 
 def rule_of(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> update.Rule | None:
-    """The rule of a parameter group; None for optimizers and options without one."""
+    """Return the rule of a parameter group; None for optimizers and options without one."""
     if kind is torch.optim.SGD:
         dampening = float(group["dampening"])
         if any(group[name] for name in _PLAIN_SGD) or not 0 <= dampening < 1:
@@ -117,11 +117,11 @@ def rule_of(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> upda
 
 
 def _counts(rule: update.Rule, states: Sequence[Mapping[str, Any]]) -> Iterable[int]:
-    """Updates that each parameter has had; SGD only asks whether its buffer has begun."""
+    """Return each parameter's number of updates; for SGD, 1 if it has a momentum buffer."""
     if isinstance(rule, update.SGD):
         return [int(state.get("momentum_buffer") is not None) for state in states]
     steps = [state["step"] for state in states if "step" in state]
-    # One transfer, wherever torch keeps the counts.
+    # Stacked, so that counts on a device take one transfer.
     known = iter(torch.stack(steps).tolist() if steps else [])
     return [int(next(known)) if "step" in state else 0 for state in states]
 
@@ -142,7 +142,7 @@ def _fits(tensor: Tensor, buffers: Sequence[Tensor | None]) -> bool:
 
 
 def _step_tensor(group: Mapping[str, Any], tensor: Tensor) -> Tensor:
-    """Torch keeps the count on the device for its fused kernels only, in the default dtype."""
+    """Return a step count of zero, on the device and in the dtype that torch gives it."""
     fused = bool(group["fused"])
     wide = torch.get_default_dtype() is torch.float64 and not fused
     dtype = torch.float64 if wide else torch.float32

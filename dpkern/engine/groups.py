@@ -6,7 +6,7 @@ from torch import nn
 
 
 def by_owner(module: nn.Module) -> tuple[int, ...]:
-    """One group per module that owns parameters directly: its weight and bias are clipped together.
+    """Return one clip group for each module that owns parameters, such as a weight and its bias.
 
     Returns:
         The group of each trainable parameter, in the order of ``module.named_parameters()``. A

@@ -1,4 +1,4 @@
-"""The guards around every forward pass of a private module: difference probe and state guard."""
+"""Guard every forward pass of a private module with the difference probe and the state guard."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class ForwardGuard:
-    """Probes forward passes of the capture's module and watches its state.
+    """The guard that probes forward passes of the capture's module and watches its state.
 
     Attributes:
-        on_late_finding: called with a reason when a secret probe, or a look at the state, finds
-            what earlier releases may have suffered from.
-        probes: how many there were.
-        state: what the module may remember.
+        on_late_finding: callback that gets the reason when a secret probe or the state guard finds
+            a fault that earlier releases may have had.
+        probes: number of probes so far.
+        state: guard of what the module remembers.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -48,25 +48,25 @@ class ForwardGuard:
         self._inner_losses = True
         """Whether the module may compute losses itself; known after the first probe."""
         self._found: UnsupportedModule | None = None
-        """What the probe before this pass found."""
+        """Error that the probe before this pass found."""
         self._watched: Snapshot | None = None
         self._waiting: DifferenceProbe | None = None
         """A probe of which the running pass is a part."""
 
     def attach(self) -> None:
-        """Guard the passes from now on."""
+        """Guard forward passes from now on."""
         if not self._attached:
             self._attached = True
             self.state.attach()
 
     def detach(self) -> None:
-        """Guard none any more."""
+        """Stop guarding forward passes."""
         self._attached = False
         self.state.detach()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is probed in this block: for measurements, whose own hooks would count as new."""
+        """Probe nothing in this block, for measurements whose own hooks would count as changes."""
         self._is_paused = True
         try:
             yield
@@ -75,7 +75,7 @@ class ForwardGuard:
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """Nothing is probed in this block, and what it writes is approved."""
+        """Probe nothing in this block, and approve what it writes."""
         with self.state.public():
             yield
 
@@ -85,7 +85,7 @@ class ForwardGuard:
         """Probe a function that uses the module's parts, outside its own forward pass.
 
         Raises:
-            UnsupportedModule: what was found, unless the capture collects.
+            UnsupportedModule: samples mix, or state follows the data; a dry run collects it.
         """
         outcome = self._probe(call, args, kwargs, batch, full=True)
         self.capture.report(outcome.error())
@@ -97,7 +97,7 @@ class ForwardGuard:
         return self.capture.any_rank is None
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A pass begins, with these arguments, and no hook but the capture's has run."""
+        """Probe a pass that begins with these arguments, before hooks other than the capture's."""
         self._watched = self._found = self._waiting = None
         capture = self.capture
         if not self._attached or self._is_paused or capture.in_public:
@@ -125,7 +125,7 @@ class ForwardGuard:
             self._check(args, kwargs, batch, why or "new")
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Samples of this pass; 0 where it is not one of the samples handed out."""
+        """Return the number of samples of this pass; 0 if they are not the current batch's."""
         sizes = [int(t.shape[0]) for t in tensors_of((args, kwargs)) if t.dim()]
         handed = self.capture.batch if self.capture.handed_out else None
         if handed and torch.is_grad_enabled():
@@ -133,7 +133,7 @@ class ForwardGuard:
         return sizes[0] if sizes else 0
 
     def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> bool:
-        """Whether the pass that begins can be one of the probe's own, which it saves."""
+        """Let the pass that begins be one of the probe's own; return whether it can be."""
         own = self.capture.is_last_hook() and self.capture.collected is None
         probe = self._make_probe(self.module, args, kwargs, batch) if own else None
         if probe is not None and probe.wait():
@@ -179,7 +179,7 @@ class ForwardGuard:
                 type(module).__name__,
                 expected="samples that stay apart on every process",
                 got="a finding on another process",
-                remedy="See its error.",
+                remedy="Read the error of that process, and do as it says.",
             )
         if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
             error = self._check_inner_losses(module, args, kwargs, batch)
@@ -242,10 +242,11 @@ class ForwardGuard:
         )
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The pass has ended with this output, and the capture has nothing to say against it.
+        """Check a pass that has ended with this output, which the capture has accepted.
 
         Raises:
-            UnsupportedModule: samples mix, or it left something in the module.
+            UnsupportedModule: samples mix, or the pass left traces of them in the module.
+            PrivacyError: the module does not run with samples replaced, so it cannot be checked.
         """
         if self.running or self._is_paused or self.capture.in_public:
             return
@@ -261,7 +262,7 @@ class ForwardGuard:
             self._occasions.settle()
 
     def _check_state(self, before: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A pass without gradients has run: whatever it changed must follow no data."""
+        """Check that what a pass without gradients changed in the module follows no data."""
         after = Snapshot(self.module)
         changed = before.changes(after)
         if changed - self.state.counted:
@@ -283,17 +284,18 @@ class ForwardGuard:
             type(self.module).__name__,
             expected="a module that runs on its batch with some samples replaced by others",
             got=f"{type(failure).__name__}: {failure}"[:300],
-            remedy="Whether samples are kept apart could not be checked: let the forward pass "
-            "accept any order of the samples.",
+            remedy="Let the forward pass accept any order of the samples; otherwise dpkern cannot "
+            "check whether they are kept apart.",
         ) from failure
 
     def report_late(self, reason: str) -> None:
+        """Report a fault that earlier releases may have had."""
         if self.on_late_finding is not None:
             self.on_late_finding(reason)
 
 
 def _flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments that are no tensors: what a flag among them switches on is another pass."""
+    """Return the arguments that are no tensors: a flag among them may switch on another pass."""
     named = [(k, v) for k, v in kwargs.items() if v is None or isinstance(v, (bool, str))]
     placed = [a if a is None or isinstance(a, (bool, str)) else type(a).__name__ for a in args]
     return (*placed, *named, *kwargs)
@@ -303,10 +305,10 @@ _ONE_TENSOR = ("Tensor",)
 
 
 def without_failing_kernels(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, without oneDNN where that has no kernel.
+    """Return a function that makes the same call, without oneDNN where oneDNN has no kernel.
 
-    The capture takes recurrent layers apart; a probe runs torch's own, which some processors lack
-    for 16-bit operands.
+    The capture takes recurrent layers apart. A probe runs torch's own kernels for them, which some
+    processors lack for 16-bit operands.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Does a loss that the module computes itself keep the samples apart?
+"""Check that a loss which the module computes itself keeps the samples apart.
 
-A scalar has no rows to compare. Its gradient has: at the outputs of the module's parts, the
-gradient of a sum of the samples' own terms is, in each row, that sample's own. The module runs
-twice, the second time with half of the samples replaced by one of them, and the rows of all other
+A scalar has no rows to compare, but its gradient at the outputs of the module's parts has. If the
+loss is a sum of per-sample terms, each row of that gradient depends on its own sample alone. The
+module runs again with half of the samples replaced by one of them, and the rows of all other
 samples must have the same gradients.
 """
 
@@ -24,7 +24,7 @@ from .reachable import Snapshot
 from .replaced_rows import by_one, fresh, replaced_rows, tensors_of
 
 _TOLERANCE = 1e-3
-"""Of the largest gradient: rounding stays far below, and mixing far above."""
+"""Tolerance relative to the largest gradient; rounding stays far below, and mixing far above."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -35,8 +35,8 @@ def check_inner_losses(
     """Compare gradients of the module's scalar outputs, with and without other samples replaced.
 
     Args:
-        module: of ordinary parameters, in a probe.
-        call: runs it.
+        module: the module, whose parameters are ordinary ones during a probe.
+        call: runs the module.
         arguments: a batch, samples first.
         batch: number of samples, at least 2.
 
@@ -87,7 +87,7 @@ def _compare(name: str, one: Tensor, two: Tensor, batch: int, chosen: Sequence[i
 def _gradients(
     module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
 ) -> dict[tuple[str, int], Tensor]:
-    """The gradient of the sum of all scalar outputs, at each output of the module's parts."""
+    """Return the gradient of the sum of all scalar outputs at each output of the module's parts."""
     parts: dict[tuple[str, int], Tensor] = {}
     handles = []
 

@@ -1,8 +1,8 @@
-"""The loader that says who the samples are: private batches from the user's own data set.
+"""Draw private batches from the user's data set, and tell the engine which records they hold.
 
 One iteration is one epoch: as many logical batches as the original loader had. Masks come from the
-secure generator and are numbered through the whole run, so none is used twice. What belongs to a
-batch is decided when the loop receives it, not when a worker prepares it.
+secure generator and are numbered through the whole run, so none is used twice. A batch counts from
+the moment when the loop receives it, not when a worker prepares it.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ _MOST_STEPS = 1 << 32
 _END = object()
 
 OnBatch = Callable[[YieldedBatch], None]
-"""Called when the loop receives a batch."""
+"""Callback when the loop receives a batch."""
 
 
 class PrivateLoader(DataLoader[Any]):
     """The user's loader with private batches.
 
     Data set, ``collate_fn``, workers and pinning are the original's; order and batches are not. An
-    empty draw yields tensors of size 0 in the batch's structure.
+    empty draw yields tensors of size 0 in the batch's structure. In an engine it yields one row
+    that counts for nothing instead, except with ``fully_shard``.
 
     Args:
         original: a loader over a data set with a length.
         sampling: ``poisson`` (every record joins each batch with probability 1 / len(original)),
             ``fixed`` (uniform subsets of the original's batch size) or ``shuffled`` (slices of a
             permutation; an incomplete last batch is dropped).
-        key: where the masks come from; None takes a fresh key.
-        max_physical_batch_size: larger logical batches are split into parts of at most this size.
+        key: key of the masks. None takes a fresh one.
+        max_physical_batch_size: larger logical batches are split into physical batches of at most
+            this many samples. None splits none.
         shard: ``(rank, ranks)``: this process draws from the records ``rank, rank + ranks, ...``.
 
     Raises:
@@ -75,20 +77,21 @@ class PrivateLoader(DataLoader[Any]):
         self.batches, steps = _batches(original, sampling, local, key)
         self.on_batch: OnBatch | None = None
         self.boundary: ModuleBoundary | None = None
-        """Of the module that the samples are for; None leaves batches as ``collate_fn`` made
-        them."""
+        """Boundary of the module that the samples are for; None leaves batches as ``collate_fn``
+        made them."""
         self.padding: PaddingCheck | None = None
-        """Watches the shapes of batches; None outside an engine."""
+        """Check of the shapes of batches; None outside an engine."""
         self.placeholders = True
         """Whether an empty draw is one row without weight; else it is a batch without rows."""
         self.views = 1
         """Rows of each record in tensors that ``collate_fn`` joined from several views."""
         self.max_over_ranks: Callable[[Sequence[int]], list[int]] | None = None
-        """The largest numbers of all processes, where all must take equally many parts."""
+        """Function that returns the maxima over all processes; None where processes need not take
+        equally many physical batches."""
         self.final = True
-        """Whether the last batch handed out ended its logical batch."""
+        """Whether the last batch yielded ended its logical batch."""
         self.position = 0
-        """Logical batches handed out in the whole run."""
+        """Number of logical batches yielded in the whole run."""
         self._place = 0
         self._resumed = False
         self._turn = 0
@@ -114,17 +117,17 @@ class PrivateLoader(DataLoader[Any]):
 
     @property
     def sampling(self) -> str:
-        """How batches are drawn."""
+        """The way batches are drawn: ``poisson``, ``fixed`` or ``shuffled``."""
         return self.batches.sampling
 
     @property
     def sample_rate(self) -> float:
-        """Expected batch size / number of records."""
+        """The sample rate q: expected batch size / number of records."""
         return self.batches.sample_rate
 
     @property
     def dataset_size(self) -> int:
-        """Number of records, of all shards."""
+        """The number of records, of all shards."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     @property
@@ -137,7 +140,7 @@ class PrivateLoader(DataLoader[Any]):
 
     @property
     def max_physical_batch_size(self) -> int | None:
-        """Size of the parts of a logical batch; a change counts from the next epoch on."""
+        """The maximum size of a physical batch; a change takes effect in the next epoch."""
         return self._most
 
     @max_physical_batch_size.setter
@@ -147,18 +150,18 @@ class PrivateLoader(DataLoader[Any]):
         self._most = most
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches of one epoch, or those that a loaded state left over.
+        """Yield the batches of one epoch, or those that a loaded state left over.
 
         Raises:
-            PrivacyError: a batch is asked for while samples of an earlier one wait for their
-                step, or from an iteration that another one has replaced.
+            PrivacyError: a batch is asked for while gradients of an earlier one are pending, or
+                from an iteration that another one has replaced.
         """
         self._turn += 1
         turn = self._turn
         self._place = self._place if self._resumed else 0
         self._resumed = False
         parts = self._parts
-        # Masks that were drawn ahead and never handed out are drawn again.
+        # Masks that were drawn ahead and whose batches were never yielded are drawn again.
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
         self._check_collation()
@@ -181,14 +184,14 @@ class PrivateLoader(DataLoader[Any]):
             self.boundary.check_finished()
 
     def _check_collation(self) -> None:
-        """Try on a few records whether they meet when they are joined into a batch."""
+        """Check on a few records that ``collate_fn`` keeps them apart and how it pads them."""
         check_collate(self.dataset, self.collate_fn, round(self.expected_batch_size))
         if not self._checked and self.padding is not None:
             self.padding.try_records(self.dataset, self.collate_fn)
         self._checked = True
 
     def _evened(self, part: PhysicalBatch) -> list[PhysicalBatch]:
-        """The part, after empty ones if another process has more parts of this logical batch."""
+        """Return the part, after empty ones if another process has more of this logical batch."""
         if self.max_over_ranks is None or not part.first:
             return [part]
         more = self.max_over_ranks([part.following])[0] - part.following
@@ -196,7 +199,11 @@ class PrivateLoader(DataLoader[Any]):
         return [*empty, replace(part, first=not more)]
 
     def _hand_out(self, part: PhysicalBatch, turn: int, batch: Any = None) -> Any:
-        """The batch as the loop receives it, with the records of its rows."""
+        """Return the batch as the loop receives it, with the records of its rows.
+
+        Raises:
+            PrivacyError: another iteration has replaced this one, or gradients are pending.
+        """
         if turn != self._turn:
             raise PrivacyError(
                 "data_loader",
@@ -225,7 +232,7 @@ class PrivateLoader(DataLoader[Any]):
         return batch if self.boundary is None else tracked_batch(batch, yielded, self.views)
 
     def _empty_batch(self, placeholder: bool) -> Any:
-        """A batch for an empty draw: without rows, or with one that counts for nothing."""
+        """Return a batch for an empty draw: without rows, or with one that counts for nothing."""
         if placeholder:
             return self.collate_fn(records_of(self.dataset, [0]))
         if self._empty is None:
@@ -248,7 +255,7 @@ class PrivateLoader(DataLoader[Any]):
             "data_loader",
             expected="one private loader for each run",
             got="a copy or a pickle of it",
-            remedy="A copy would draw batches that nobody accounts for: pass the loader itself on.",
+            remedy="Pass the loader itself on: a copy would draw batches that no ledger counts.",
         )
 
     def edit(self, masks: Masks, dataset: Any) -> None:
@@ -257,7 +264,7 @@ class PrivateLoader(DataLoader[Any]):
         self.__dict__["dataset"] = dataset  # a DataLoader refuses to be assigned another one
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the run and in the epoch, as plain values; no key.
+        """Return the position in the run and in the epoch, as plain values without the key.
 
         Raises:
             PrivacyError: inside a split batch. Its rest could only be resumed together with the
@@ -271,7 +278,7 @@ class PrivateLoader(DataLoader[Any]):
                 remedy="Save after the optimizer.step() that updates the parameters.",
             )
         return {
-            # Numbers of the whole data set: the state is every rank's.
+            # These are numbers of the whole data set, because all ranks share the state.
             "batches": self.batches.state_dict()
             | {
                 "step": self.position,
@@ -284,18 +291,18 @@ class PrivateLoader(DataLoader[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a saved epoch: with a seeded key with the same batches.
+        """Continue a saved epoch; a seeded key draws the same batches again.
 
         Raises:
             InvalidInput: the state of another loader; this one is then unchanged.
-            PrivacyError: this loader has handed out batches of its own.
+            PrivacyError: this loader has yielded batches of its own.
         """
         place = self.check_state(state)
         self.batches.load_state_dict(self._own(state["batches"]))
         self.position, self._place, self._resumed = self.batches.step, place, True
 
     def check_state(self, state: Mapping[str, Any]) -> int:
-        """Whether ``load_state_dict`` would accept this; the place in the epoch.
+        """Check that ``load_state_dict`` would accept this state; return the place in the epoch.
 
         Raises:
             InvalidInput, PrivacyError: it would not.
@@ -303,14 +310,14 @@ class PrivateLoader(DataLoader[Any]):
         if self.position:
             raise PrivacyError(
                 "load_state_dict",
-                expected="a loader that has handed out nothing",
+                expected="a loader that has yielded no batch",
                 got=f"one with {self.position} batches",
                 remedy="Make a new loader: its masks must not be used twice.",
             )
         check.plain_values("state.loader", state)
         fits = isinstance(state, Mapping) and state.keys() == self.state_dict().keys()
         ranks = self._parts.shard[1]
-        # Another number of processes draws other batches, which a seed promises not to.
+        # Another number of processes would draw other batches than a seed promises.
         if (
             not fits
             or state["steps"] != self._parts.steps
@@ -330,7 +337,7 @@ class PrivateLoader(DataLoader[Any]):
         return check.integer(0, self._parts.steps - 1, **{"state.place": state["place"]})
 
     def _own(self, state: Any) -> Any:
-        """A sampler's state with this shard's numbers in place of the whole data set's."""
+        """Return a sampler's state with this shard's numbers in place of the whole data set's."""
         whole, own = self.state_dict()["batches"], self.batches.state_dict() | {"step": None}
         if not isinstance(state, Mapping):
             return state
@@ -342,7 +349,7 @@ class PrivateLoader(DataLoader[Any]):
 def _batches(
     original: DataLoader[Any], sampling: str, records: int, key: Key | None
 ) -> tuple[PrivateBatchSampler, int]:
-    """The sampler and the number of batches per epoch."""
+    """Return the sampler and the number of batches per epoch."""
     check.choice(("poisson", "fixed", "shuffled"), sampling=sampling)
     steps = len(original)
     if sampling == "poisson":
@@ -359,7 +366,7 @@ def _batches(
 
 
 def check_loader(loader: object, *, distributed: bool = False) -> None:
-    """A loader whose records can be drawn one by one.
+    """Check that the records of a loader can be drawn one by one.
 
     Raises:
         InvalidInput: anything else, an ``IterableDataset`` or a sampler with a plan of its own.
@@ -376,8 +383,8 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
         raise refuse(
             "a map-style data set with a length",
             f"{type(dataset).__name__}",
-            "Amplification needs every record to be drawn independently: index the records, "
-            "for example by listing them first.",
+            "Make the records indexable, for example by reading them into a list: private batches "
+            "are drawn by index.",
         )
     plain = type(loader.batch_sampler) is BatchSampler
     sampler = loader.batch_sampler.sampler if plain else loader.batch_sampler  # type: ignore[union-attr]
@@ -390,25 +397,27 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
         raise refuse(
             "batches of all records, with or without shuffle=True",
             f"{type(sampler).__name__}",
-            "The private loader draws its own batches. Restrict the records with "
-            "torch.utils.data.Subset and pass batch_size=.",
+            "Pass batch_size= and no sampler, and restrict the records with "
+            "torch.utils.data.Subset: the private loader draws its own batches.",
         )
     check_repeats(dataset)
     if not len(loader):
         raise refuse(
-            "at least one batch", "none", "Use a batch_size of at most the number of records."
+            "at least one batch", "none", "Pass a batch_size of at most the number of records."
         )
 
 
 class BatchMemoryManager:
-    """``with BatchMemoryManager(...) as loader:`` splits logical batches to bound memory.
+    """A context that splits logical batches into physical ones to bound memory.
 
-    The same as ``make_private(max_physical_batch_size=...)``, for one block.
+    ``with BatchMemoryManager(...) as loader:`` does for one block what
+    ``make_private(max_physical_batch_size=...)`` does for the run.
 
     Args:
         data_loader: a private loader.
-        max_physical_batch_size: the largest batch that the loop receives.
-        optimizer: the private optimizer; it already knows which part is the last.
+        max_physical_batch_size: maximum size of the batches that the loop receives.
+        optimizer: accepted for compatibility; the private optimizer already knows which physical
+            batch is the last.
 
     Raises:
         InvalidInput: another loader, or a size out of range.

@@ -1,4 +1,4 @@
-"""Distributed tensors and this process's part of them."""
+"""Convert between distributed tensors and this process's part of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a distributed tensor; any other tensor itself."""
+    """Return this process's part of a distributed tensor, or any other tensor itself."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def like(part: Tensor, whole: Tensor) -> Tensor:
-    """A part as a distributed tensor laid out as ``whole``; as it is if that is none."""
+    """Return a part as a distributed tensor laid out as ``whole``, or as it is if that is none."""
     if not hasattr(whole, "_local_tensor"):
         return part
     from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""Several records of one parameter as one, so that cross terms are exact."""
+"""Merge the gradients of several uses of a parameter, so that cross terms are exact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tables import EmbeddingGradients, TiedGradients
 
 
 def merge(records: Sequence[PerSampleGradients]) -> PerSampleGradients:
-    """One record for all uses of a parameter."""
+    """Return one object for the gradients of all uses of a parameter."""
     if len(records) == 1:
         return records[0]
     kinds = {type(record) for record in records}
@@ -45,7 +45,7 @@ def merge(records: Sequence[PerSampleGradients]) -> PerSampleGradients:
 def _merged_linear(records: Sequence[LinearGradients]) -> LinearGradients:
     if len(records) == 1:
         return records[0]
-    # Where they differ, torch.cat takes both to the wider dtype.
+    # Where dtypes differ, torch.cat takes both to the wider one.
     inputs, gradients = zip(*(operands(r.a, r.g) for r in records), strict=True)
     return LinearGradients(torch.cat(inputs, dim=1), torch.cat(gradients, dim=1))
 

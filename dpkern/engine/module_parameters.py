@@ -14,7 +14,7 @@ _values = dict.values
 
 
 def no_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Whether ``.grad`` of every tensor is None; inside ``plainly()``."""
+    """Whether ``.grad`` of every tensor is None; call it in ``without_torch_function()``."""
     return all(map(is_, map(_GRADIENT, tensors), repeat(None)))
 
 
@@ -34,7 +34,7 @@ class ModuleParameters:
         """Whether all tables are dicts."""
 
     def all(self) -> list[Tensor]:
-        """Every parameter, as often as a part holds it."""
+        """Return every parameter, as often as a part holds it."""
         if not self._plain:
             return self._walked()
         children = [*chain.from_iterable(map(_values, self._below))]
@@ -55,5 +55,5 @@ class ModuleParameters:
         return [p for part in parts for p in part._parameters.values() if p is not None]
 
     def have_no_gradient(self) -> bool:
-        """Whether ``.grad`` of every parameter is None; inside ``plainly()``."""
+        """Whether ``.grad`` of every parameter is None; call it in ``without_torch_function()``."""
         return no_gradient(self.all())

@@ -1,4 +1,4 @@
-"""From the options of a run to its mechanism, which says what follows from the run.
+"""Make a mechanism from the options of a run; the mechanism derives the fields that follow.
 
 A setting ``KEY=VALUE`` names a field of the mechanism's class and is read by that field's type.
 Fields that have an option of their own, or follow from the run, cannot be set this way.
@@ -25,22 +25,22 @@ from .survey import survey
 
 MODES = ("corrected", "published")
 CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
-"""What a wanted epsilon means: published experiments calibrate the source's claim."""
+"""Meaning of a wanted epsilon by mode: published experiments calibrate the paper's claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a mechanism may have to know of its run.
+    """The facts about a run that a mechanism may need.
 
     Attributes:
-        model: not private yet; None where only numbers are asked for.
-        row_shape: of one sample.
+        model: the model, not private yet; None where only numbers are asked for.
+        row_shape: shape of one sample.
         classes: number of labels.
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         sample_rate: expected batch size / rows.
         rows: number of training rows.
-        batch_size: expected.
-        delta: of the run.
+        batch_size: expected batch size.
+        delta: delta of the guarantee.
         lr: learning rate, for the gradient of the mean loss.
     """
 
@@ -55,7 +55,7 @@ class Run:
     lr: float = 0.1
 
     def facts(self) -> RunFacts:
-        """The same for the mechanism, which knows no model."""
+        """Return these facts for the mechanism, which knows no model."""
 
         def sites() -> tuple[Site, ...]:
             return survey(self._built(), torch.zeros(2, *self.row_shape))
@@ -94,7 +94,7 @@ DERIVED = ("expected_batch_size", "groups", "sites")
 """Fields that follow from the run wherever a mechanism has them."""
 
 NAMES = Mechanism.names(trained_by="gradients")
-"""What ``--mechanism`` takes, for a run of a model."""
+"""Names that ``--mechanism`` takes for a run of a model."""
 
 
 def make(
@@ -109,7 +109,7 @@ def make(
     clipping: str | None = None,
     arithmetic: str | None = None,
 ) -> tuple[Mechanism, bool]:
-    """The mechanism, and whether its noise has still to be calibrated to ``epsilon``.
+    """Return the mechanism, and whether its noise has still to be calibrated to ``epsilon``.
 
     Raises:
         InvalidInput: options or settings that the mechanism does not know or take.
@@ -143,13 +143,13 @@ def make(
 
 
 def parsed(name: str, settings: Sequence[str]) -> Fields:
-    """``KEY=VALUE`` texts as fields of a mechanism; see ``read_settings``."""
+    """Return ``KEY=VALUE`` texts as fields of a mechanism; see ``read_settings``."""
     kind = Mechanism.named(name)
     return read_settings(kind, settings, decided=(*OPTIONS, *DERIVED, *kind.derived))
 
 
 def read_settings(kind: type[Any], settings: Sequence[str], *, decided: Sequence[str]) -> Fields:
-    """``KEY=VALUE`` texts as fields of ``kind``, but not of those ``decided`` elsewhere.
+    """Return ``KEY=VALUE`` texts as fields of ``kind``, except those ``decided`` elsewhere.
 
     Raises:
         InvalidInput: no ``=``, an unknown field, one that is decided elsewhere, or a value that
@@ -167,7 +167,7 @@ def read_settings(kind: type[Any], settings: Sequence[str], *, decided: Sequence
                 "set",
                 expected=f"KEY=VALUE once per key, with a KEY among {', '.join(free) or 'none'}",
                 got=text,
-                remedy="This field has an option of its own or follows from the run."
+                remedy="Leave it out: it has an option of its own or follows from the run."
                 if taken
                 else f"Choose a field of {kind.__name__}.",
             )
@@ -179,7 +179,7 @@ _WORDS: Mapping[str, bool] = {"true": True, "false": False}
 
 
 def _read(key: str, text: str, kind: Any) -> Any:
-    """``text`` as a value of this annotation; the first type of a union that fits."""
+    """Return ``text`` as a value of this annotation: of the first type of a union that fits."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for one in sorted(kinds, key=_order):
         try:
@@ -195,7 +195,7 @@ def _read(key: str, text: str, kind: Any) -> Any:
 
 
 def _order(kind: Any) -> int:
-    """Text last: it takes anything."""
+    """Return a type's place among those to try: text last, since it takes anything."""
     return 1 if kind is str else 0
 
 

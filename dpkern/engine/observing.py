@@ -1,4 +1,4 @@
-"""The place where an audit of a whole loop joins ``make_private``; off unless a block turns it on.
+"""Let an audit of a whole training loop join ``make_private``; off unless a block turns it on.
 
 Inside ``with observed_by(observer):`` every ``make_private`` asks the observer. It chooses a known
 seed, so that another run can repeat noise and batches, and sees the private parts before they are
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """What ``make_private`` asks, in this order."""
+    """The methods that ``make_private`` calls on an observer, in this order."""
 
     def options(self, options: MakePrivateOptions) -> MakePrivateOptions:
         """Return the options to use: the user's, with a known seed."""
@@ -46,7 +46,7 @@ _current: Observer | None = None
 
 
 def current() -> Observer | None:
-    """Return who observes this process now; None outside ``observed_by``."""
+    """Return the observer of this process; None outside ``observed_by``."""
     return _current
 
 

@@ -1,4 +1,4 @@
-"""When the forward-difference probe runs: at first, after changes, and at secret times."""
+"""Decide when the forward-difference probe runs: at first, after changes, and at secret times."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MEAN_GAP = 500
 _MOST_KNOWN = 64
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
 _TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_hooks".split())
-"""Those of the standard attributes that decide what a pass does."""
+"""Standard attributes of a module that decide what a pass does."""
 
 _DISCRETE = (bool, str, type(None))
 _TRAINED = Tensor.requires_grad
 
 
 class Occasions:
-    """Notices changes of a module between forward passes, and draws secret times.
+    """The occasions for a probe: changes of a module between forward passes, and secret times.
 
     Every pass, the attributes of all modules (and of plain objects that they hold, such as a
     configuration), their children, hooks and ``requires_grad`` are compared with what the last pass
@@ -39,7 +39,7 @@ class Occasions:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.refreshed = 0
-        """How often the structure was read anew."""
+        """Number of times that the structure was read anew."""
         self._known: set[int] = set()
         self._returns = 0
         self._sure = random.SystemRandom()
@@ -57,7 +57,7 @@ class Occasions:
         self._given: Hashable = ()
 
     def due(self, recording: bool, given: Hashable = ()) -> str | None:
-        """Why this pass is to be probed: ``new``, ``changed`` or ``secret``; None if it is not.
+        """Return why this pass is to be probed: ``new``, ``changed``, ``secret``; None if not.
 
         Args:
             recording: whether gradients are recorded; other passes have no secret times.
@@ -69,7 +69,7 @@ class Occasions:
             self._read()
             before, self._key = self._key, self._combination()
             returned = self._seen
-            # The pass before may have changed it itself: from now on a look behind tells.
+            # The pass before may have changed it itself, which ``settle`` sees from now on.
             self.looks_behind = self.looks_behind or self._key == before
         self._seen = True
         if hash((self._key, recording, self._given)) not in self._known:
@@ -87,16 +87,16 @@ class Occasions:
         return None
 
     def probed(self, recording: bool) -> None:
-        """The combination of this pass has been probed."""
+        """Record that the combination of this pass has been probed."""
         self._known.add(hash((self._key, recording, self._given)))
 
     def settle(self) -> None:
-        """The pass is over: what it changed itself is no occasion."""
+        """Accept, after a pass, what it changed itself: that is no occasion."""
         if not self._same():
             self._read()
 
     def _draw(self) -> int:
-        """Passes to the next secret probe: geometric, so that none tells the next."""
+        """Draw the number of passes to the next secret probe: geometric, so none tells the next."""
         uniform = 1.0 - self._sure.random()
         return 1 + int(math.log(uniform) / math.log1p(-1 / MEAN_GAP))
 
@@ -129,8 +129,8 @@ class Occasions:
         self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
         # Most passes find the same objects everywhere, which one look tells.
         self._everywhere = [*self._sized, *self._empty]
-        # Else a look touches what the module's author put there, and torch's tables that hold
-        # something.
+        # In the others the attributes of the module's author are compared, and torch's tables that
+        # have entries.
         self._getters: list[Any] = []
         self._held: list[Any] = []
         for held in self._attributes:
@@ -183,7 +183,7 @@ class Occasions:
         self._entries = TableEntries(self._everywhere)
 
     def _combination(self) -> int:
-        """A hash of everything discrete."""
+        """Return a hash of everything discrete: flags, strings, functions, modules and hooks."""
         found: list[Any] = []
         for i, held in enumerate(self._attributes):
             found += [

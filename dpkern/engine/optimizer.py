@@ -41,17 +41,17 @@ PUBLIC = "passes under engine.public() used no private data"
 
 
 class OptimizerAdapter:
-    """What makes an optimizer private.
+    """The adapter that makes a ``torch.optim`` optimizer private.
 
     ``optimizer.noise_multiplier`` and ``optimizer.max_grad_norm`` show the numbers in use; new
     values take effect at the next step, like the learning rate in ``param_groups``.
 
     Args:
         optimizer: the user's optimizer; its trainable parameters are those of ``capture``.
-        capture: what holds the gradients of the current samples.
+        capture: holds the gradients of the current samples.
         step: the private step, made for ``capture.parameters`` without an optimizer of its own.
-        processes: who takes every step together, if there are several.
-        sharded: the parameters' shards, if each process holds a part of them.
+        processes: the processes that take every step together; None for one process.
+        sharded: the parameters' shards; None if each process holds all parameters whole.
 
     Raises:
         InvalidInput: an optimizer that cannot be private, or one of other parameters.
@@ -128,7 +128,7 @@ class OptimizerAdapter:
         self.batches.reset()
 
     def begin_batch(self, batch: int, *, first: bool = True, final: bool = True) -> None:
-        """New samples that the caller vouches for (``BatchOrder.begin_by_hand``)."""
+        """Begin new samples that the caller vouches for (``BatchOrder.begin_by_hand``)."""
         self.batches.begin_by_hand(batch, first=first, final=final)
 
     def drop(self) -> None:
@@ -142,10 +142,12 @@ class OptimizerAdapter:
             self._own_zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Close the samples; after the last part of a logical batch release and update.
+        """Clip and sum the current samples' gradients; after a whole logical batch, also update.
+
+        The update is the optimizer's rule on the gradient ``noisy sum / expected batch size``.
 
         Args:
-            closure: evaluated once, with gradients on.
+            closure: function that is called once, with gradients on. None calls nothing.
 
         Returns:
             What the closure returned, else None.
@@ -177,12 +179,12 @@ class OptimizerAdapter:
         close_into(self.dp_step, self.capture)
 
     def _plan(self) -> Plan:
-        """The plan in force, with what a schedule has changed since the last step."""
+        """Return the plan in force, with what a schedule has changed since the last step."""
         self._take_over()
         return self.dp_step.plan
 
     def rescale(self, scale: float) -> None:
-        """The loss of the current samples was multiplied by this.
+        """Record the factor by which the loss of the current samples was multiplied.
 
         Raises:
             PrivacyError: clip groups were finished in the backward pass without knowing it.
@@ -200,8 +202,8 @@ class OptimizerAdapter:
                 "GradScaler",
                 expected="clipping='flat' or 'automatic' when the loss is scaled",
                 got=self.dp_step.plan.clipping,
-                remedy="Groups are clipped during the backward pass, before the scale is known: "
-                "choose another clipping, or bfloat16, which needs no scale.",
+                remedy="Choose clipping='flat' or 'automatic', or bfloat16, which needs no scale: "
+                "groups are clipped during the backward pass, before the scale is known.",
             )
         self.capture.loss_scale = scale
 
@@ -246,7 +248,7 @@ class OptimizerAdapter:
         self.capture.public_gradients.clear()
 
     def _step_with(self, gradients: list[Tensor | None]) -> None:
-        """The optimizer's own step on these gradients."""
+        """Run the optimizer's own step on these gradients."""
         trained = [p for p in self.capture.parameters if p.requires_grad]
         try:
             for param in trained:
@@ -265,12 +267,12 @@ class OptimizerAdapter:
                         f"optimizer.param_groups[{k}]",
                         expected="the parameters that were trainable in make_private",
                         got=f"another one of shape {list(param.shape)}",
-                        remedy="Its gradients would not be clipped: call engine.detach(), then "
-                        "make_private with everything that is to be trained.",
+                        remedy="Call engine.detach(), then make_private with everything that is to "
+                        "be trained; otherwise its gradients would not be clipped.",
                     )
 
     def _take_over(self) -> None:
-        """Numbers that the user or a schedule changed on the optimizer."""
+        """Adopt the numbers that the user or a schedule changed on the optimizer."""
         now = {name: self.optimizer.__dict__[name] for name in self._shown}
         if now != self._shown:
             self.dp_step.mechanism = replace(self.dp_step.mechanism, **now)  # type: ignore[type-var]
@@ -296,7 +298,7 @@ class OptimizerAdapter:
                 name,
                 expected=f"one of {', '.join(self._shown)}",
                 got=f"a mechanism {type(self.dp_step.mechanism).__name__} without it",
-                remedy="Schedule what the mechanism has.",
+                remedy="Use a schedule of a number that the mechanism has.",
             )
         return replace(self.dp_step.mechanism, **{name: value})  # type: ignore[type-var]
 
@@ -308,7 +310,7 @@ class OptimizerAdapter:
 
 
 def adapter_of(optimizer: object) -> OptimizerAdapter | None:
-    """What makes this optimizer private, if it is."""
+    """Return the adapter of a private optimizer; None for any other object."""
     found: OptimizerAdapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
     return found
 
@@ -318,10 +320,11 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_optimizer(optimizer: object, capture: Capture) -> None:
-    """An optimizer that takes gradients as they come, over the capture's parameters.
+    """Check that an optimizer takes one gradient per step, over the capture's parameters.
 
     Raises:
-        InvalidInput: anything else.
+        InvalidInput: it does not, it wraps another one, it is private already, or it has other
+            parameters.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _REFUSED):
         raise InvalidInput(
@@ -375,7 +378,7 @@ def check_optimizer(optimizer: object, capture: Capture) -> None:
 
 
 def _keep_scalers_away() -> None:
-    """``GradScaler`` finds no gradients on a private optimizer: tell it that all are finite.
+    """Tell ``GradScaler`` that all gradients of a private optimizer are finite.
 
     It then never skips a step and never changes its scale: both would depend on the data. The
     scale in use is divided out of the samples' gradients; samples that overflow are dropped.

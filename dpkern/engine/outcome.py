@@ -1,4 +1,4 @@
-"""What a probe of forward passes found, and the errors for it."""
+"""The outcome of a probe of forward passes, and the errors for it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..base.errors import UnsupportedModule
 
 @dataclass
 class ProbeOutcome:
-    """What a probe found.
+    """The outcome of a probe.
 
     Attributes:
-        told: whether replaced rows could tell anything: there were two samples that differ.
-        mixed: where samples mix, in words; empty if they do not.
+        told: whether the probe was conclusive: it replaced samples by others that differ.
+        mixed: the place where samples mix, in words; empty if they do not.
         absorbed: paths of state that follows the data.
         counted: paths of state that changes alike whatever the data is.
-        failure: why the module could not be run again, if so.
+        failure: the exception if the module could not be run again, else None.
     """
 
     told: bool = False
@@ -28,10 +28,10 @@ class ProbeOutcome:
     by_number: UnsupportedModule | None = None
     """The error for outputs that depend on the number of samples."""
     has_losses: bool = False
-    """Whether the module returns numbers with a gradient and without rows."""
+    """Whether the module returns scalars that require a gradient."""
 
     def error(self) -> UnsupportedModule | None:
-        """One error for what was found."""
+        """Return the error for what was found, if anything."""
         if self.mixed:
             return UnsupportedModule(
                 self.mixed,
@@ -47,13 +47,12 @@ class ProbeOutcome:
 
 
 def absorbs(names: Sequence[str]) -> UnsupportedModule:
-    """The error for state of a module that follows the data."""
+    """Return the error for state of a module that follows the data."""
     kind = "buffer" if len(names) == 1 else "buffers"
     return UnsupportedModule(
         f"{kind} or other state {', '.join(sorted(names)[:5])}",
         expected="forward passes that leave no trace of the samples in the module",
         got="contents that depend on the samples",
-        remedy="What the module remembers of the data reaches state_dict() or later outputs "
-        "without noise: keep it outside of the module, or update it from public data under "
-        "engine.public().",
+        remedy="Keep such state outside of the module, or update it from public data under "
+        "engine.public(); it would reach state_dict() or later outputs without noise.",
     )

@@ -1,9 +1,9 @@
-"""Batches whose shapes depend on their longest record.
+"""Detect batches whose shapes depend on their longest record.
 
 Padding to the longest record of a batch shows every sample the length of another one. That is
 harmless where the model masks padding and the loss leaves it out, which cannot be seen from
-outside: whoever says so (``masked_padding=True``) gets a certificate that names it as its
-condition. Otherwise it is refused.
+outside. With ``masked_padding=True`` the caller states it, and the certificate names it as its
+condition. Otherwise such batches are refused.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PLAIN = {Tensor}
 
 
 class PaddingCheck:
-    """Watches whether the shapes of batches depend on their records.
+    """A check whether the shapes of batches depend on their records.
 
     Args:
-        allowed: the caller says that padding is masked.
-        assume: called with the condition of the certificate.
-        taint: called with a reason where earlier batches may have been padded already.
+        allowed: whether the caller states that padding is masked.
+        assume: callback that gets the condition of the certificate.
+        taint: callback that gets the reason where earlier batches may have been padded already.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PaddingCheck:
         self._known = False
         self._shapes: list[tuple[int, ...]] | None = None
         self._whole: list[Any] | None = None
-        """Shapes of a batch that was looked at; most batches have the same."""
+        """Shapes of the last batch that was compared; most batches have the same."""
 
     def try_records(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         """Collate single records: if their shapes differ, batches are padded to the longest.

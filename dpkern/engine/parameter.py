@@ -1,4 +1,4 @@
-"""Where a parameter's use is seen: private parameters and what is computed from parameters alone.
+"""Intercept the uses of private parameters and of tensors computed from parameters alone.
 
 A private parameter is the user's own ``nn.Parameter`` whose class was switched to
 ``PrivateParameter``; it stays the same object, with the same data, in the same optimizer. PyTorch
@@ -34,13 +34,13 @@ Function = Callable[..., Any]
 Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 
 RULES: dict[Function, Rule] = {}
-"""What to do for an operation with a private argument, by the function that torch dispatches on."""
+"""Rules of operations with a private argument, by the function that torch dispatches on."""
 
 REPLAYED: dict[Function, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {}
-"""Runs an operation as the next use of a program (``engine.program``), or returns None."""
+"""Functions that run an operation as a program's next use (``engine.program``) or return None."""
 
 ANY: Any = object()
-"""In ``RULES``: every operation without a rule of its own (``layers.other``)."""
+"""Key in ``RULES`` for every operation without a rule of its own (``layers.other``)."""
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -51,18 +51,18 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 
 def source_of(tensor: Tensor) -> GradientSource:
-    """The source behind a private tensor."""
+    """Return the source behind a private tensor."""
     source: GradientSource = tensor._private  # type: ignore[attr-defined]
     return source
 
 
 def applied(function: Any, *args: Any) -> Any:
-    """``function.apply``, which torch leaves without types."""
+    """Call ``function.apply``, which torch leaves without types."""
     return function.apply(*args)
 
 
 def differentiable_once(backward: Function) -> Function:
-    """A backward pass of which no gradient can be taken.
+    """Make a backward pass refuse that its gradients are differentiated again.
 
     Raises:
         UnsupportedModule: ``create_graph=True`` asks for one, as gradient penalties do.
@@ -89,13 +89,13 @@ def refuse_double_backward() -> NoReturn:
         expected="one backward pass",
         got="one whose result is to be differentiated again, as gradient penalties and "
         "meta-learning do",
-        remedy="A per-sample gradient of a gradient is not offered: leave such terms out, "
-        "or compute them on a copy of the module from public data.",
+        remedy="Leave such terms out, or compute them on a copy of the module from public data: "
+        "dpkern has no per-sample gradients of gradients.",
     )
 
 
 def fresh(result: Tensor) -> Tensor:
-    """The output of a function's forward, marked as no view, so that it may be changed in place."""
+    """Return a forward's output marked as no view, so that it may be changed in place."""
     if not result._is_view():
         return result
     same: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
@@ -103,7 +103,7 @@ def fresh(result: Tensor) -> Tensor:
 
 
 def in_product(x: Tensor) -> Tensor:
-    """``x`` as a product reads it: in autocast's dtype, where autocast casts it."""
+    """Return ``x`` as a product reads it: in autocast's dtype, where autocast casts it."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, *_SIXTEEN_BITS):
         return x.to(torch.get_autocast_dtype(kind))
@@ -129,7 +129,7 @@ def rule(*functions: Any, leaf: bool = False) -> Callable[[Rule], Rule]:
 
 
 class PrivateParameter(nn.Parameter):
-    """A parameter whose differentiable uses are caught; copies and pickles are ordinary."""
+    """A parameter whose differentiable uses are intercepted; copies and pickles are ordinary."""
 
     _private: GradientSource
 
@@ -148,7 +148,7 @@ class PrivateParameter(nn.Parameter):
             if result is not None:
                 return result
         if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
-            return NotImplemented  # samples look at parameters, not the other way round
+            return NotImplemented  # the type that follows records handles the operation
         if func == _SET_DATA and hasattr(args[1], "follows_records"):
             raise PrivacyError(
                 "parameter.data",
@@ -177,7 +177,7 @@ class PrivateParameter(nn.Parameter):
 
 
 class PrivateExpression(Tensor):
-    """What was computed from private parameters alone, with its own autograd graph."""
+    """A tensor computed from private parameters alone, with its own autograd graph."""
 
     _private: GradientSource
 
@@ -191,7 +191,7 @@ class PrivateExpression(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
-            return NotImplemented  # samples look at parameters, not the other way round
+            return NotImplemented  # the type that follows records handles the operation
         return _dispatch(func, args, kwargs)
 
 
@@ -216,7 +216,7 @@ _ATTRIBUTES = frozenset(
 
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
-    with without_torch_function():  # also makes every look at a parameter below a cheap one
+    with without_torch_function():  # also makes every access to a parameter below cheap
         if func in _ATTRIBUTES or not torch.is_grad_enabled():
             return func(*args, **named)
         sources = _sources(args, named)
@@ -248,14 +248,14 @@ def _handled(
         collected = sources[0].capture.collected
         if collected is None:
             raise
-        # A rehearsal goes on, to find everything at once; nothing of it is trained on.
+        # A dry run goes on, to find everything at once; nothing of it is trained on.
         collected.append(error)
         with without_torch_function():
             return func(*args, **named)
 
 
 def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSource]:
-    """The sources of the private tensors among the arguments."""
+    """Return the sources of the private tensors among the arguments."""
     found = []
     for value in (*args, *named.values()) if named else args:
         if type(value) in _PRIVATE:
@@ -266,7 +266,7 @@ def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSour
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and dicts."""
+    """Yield the tensors of nested tuples, lists and dicts."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -278,7 +278,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
-    """The same tree with one tensor in place of another."""
+    """Return the same tree with one tensor in place of another."""
     if tree is old:
         return new
     if isinstance(tree, (tuple, list)):
@@ -293,7 +293,7 @@ def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """The same tree with private tensors as ordinary, detached ones."""
+    """Return the same tree with private tensors as ordinary, detached ones."""
     if is_private(tree):
         with without_torch_function():
             return tree.detach()
@@ -309,7 +309,7 @@ def plain(tree: Any) -> Any:
 
 
 def arguments(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Positional and keyword arguments in this order, None where absent."""
+    """Return positional and keyword arguments in the order of ``names``, None where absent."""
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in names]
 
@@ -322,7 +322,7 @@ def is_constant(*tensors: Tensor | None) -> bool:
 def refuse(
     func: Function, sources: Iterable[GradientSource], *, got: str, remedy: str
 ) -> UnsupportedModule:
-    """The error for a use that cannot be made correct."""
+    """Return the error for a use that cannot be made correct."""
     names = ", ".join(dict.fromkeys(source.name for source in sources))
     operation = getattr(func, "__name__", str(func))
     return UnsupportedModule(

@@ -1,11 +1,10 @@
-"""What one use of a parameter leaves behind: enough for its per-sample gradient's norm and sum.
+"""Hold the operands of a parameter's use, and compute norms and sums of per-sample gradients.
 
-A record belongs to B samples and one gradient shape. ``squared_norms()`` gives upper bounds of the
+An object belongs to B samples and one gradient shape. ``squared_norms()`` gives upper bounds of the
 squared norms, float64 ``[B]``; ``add_sum(factors, out)`` adds ``sum_b factors_b grad_b``;
-``per_sample()`` writes the gradients ``[B, *shape]`` out. Several records of one parameter are
-merged before any norm is taken (``engine.merge``), so that cross terms are exact.
-
-Besides: ``l1_norms()``, upper bounds of the L1 norms, and ``inner(t)``, which is ``<grad_b, t>``.
+``per_sample()`` materializes the gradients ``[B, *shape]``; ``l1_norms()`` gives upper bounds of
+the L1 norms, and ``inner(t)`` is ``<grad_b, t>``. Several uses of one parameter are merged before
+any norm is taken (``engine.merge``), so that cross terms are exact.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ from ..ops import clip, ghost, spectral
 
 _WIDE = (torch.float32, torch.float64)
 _PIECE = 1 << 21
-"""Numbers that are written out at a time where nothing cheaper leads to a norm."""
+"""Number of gradient entries to materialize at a time where no cheaper way leads to a norm."""
 
 
 def to_sum_dtype(tensor: Tensor) -> Tensor:
-    """Contiguous, in the dtype of norms and sums: float64 stays, everything else is float32."""
+    """Return the tensor contiguous and in the dtype of norms and sums: float64 stays float64, all
+    else becomes float32."""
     if tensor.dtype in _WIDE and tensor.is_contiguous():
         return tensor
     return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
@@ -35,12 +35,11 @@ def to_sum_dtype(tensor: Tensor) -> Tensor:
 
 SIXTEEN_BITS = {torch.bfloat16, torch.float16}
 KEPT_IN_16_BITS = {"cuda"}
-"""Types of devices whose products take operands of 16 bits as they are; elsewhere they are widened
-for as long as an op runs."""
+"""Types of devices whose products read 16-bit operands; elsewhere an op converts them first."""
 
 
 def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer's input and output gradient, contiguous and in the dtype in which products read."""
+    """Return a layer's input and output gradient, contiguous and in the dtype of products."""
     kept = x.device.type in KEPT_IN_16_BITS and x.dtype is g.dtype and x.dtype in SIXTEEN_BITS
     return (
         (x.detach().contiguous(), g.detach().contiguous())
@@ -50,7 +49,7 @@ def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_sum_dtype_dense(grads: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """As ``to_sum_dtype``, but any dense order behind the batch dimension may stay."""
+    """Return the tensor as ``to_sum_dtype`` does, but keep any dense order behind the batch."""
     grads = grads.detach().to(dtype or clip.sum_dtype(grads.dtype))
     return grads if grads.is_contiguous() or _is_dense(grads) else grads.contiguous()
 
@@ -68,53 +67,56 @@ def _is_dense(grads: Tensor) -> bool:
 
 
 def _gamma(terms: int) -> float:
-    """Relative rounding error of a float64 sum of so many terms."""
+    """Return the relative rounding error of a float64 sum of so many terms."""
     return (terms + 4) * 2.0**-52
 
 
 def rows_l1(tensor: Tensor) -> Tensor:
-    """L1 norms over the last dimension, float64."""
+    """Return L1 norms over the last dimension, float64."""
     return tensor.double().abs().sum(-1)
 
 
 class PerSampleGradients(ABC):
-    """One use, or several merged ones, of a parameter of this shape."""
+    """The per-sample gradients of one use, or of several merged ones, of a parameter."""
 
     shape: tuple[int, ...]
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """Upper bounds of the squared norms, float64 ``[B]``."""
+        """Return upper bounds of the squared norms, float64 ``[B]``."""
 
     @abstractmethod
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        """``out += sum_b factors_b grad_b``; a factor of zero drops the sample altogether."""
+        """Add ``sum_b factors_b grad_b`` to ``out``; a factor of zero drops the sample."""
 
     @abstractmethod
     def per_sample(self) -> Tensor:
-        """The gradients, ``[B, *shape]``."""
+        """Return the gradients, ``[B, *shape]``."""
 
     @property
     @abstractmethod
     def batch(self) -> int:
-        """B."""
+        """The number of samples, B."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of the operands."""
 
     @abstractmethod
     def part(self, samples: slice) -> PerSampleGradients:
-        """The record of these samples alone."""
+        """Return the gradients of these samples alone."""
 
     @abstractmethod
     def rounding_terms(self) -> tuple[int, Tensor]:
-        """How many products each entry is a sum of, and float64 ``[B]``: the sum over all entries
-        of the products' absolute values, which rounding errors are a small multiple of."""
+        """Return the number of products in each entry, and the sum of their absolute values.
+
+        The sum is over all entries of a sample, float64 ``[B]``; rounding errors are a small
+        multiple of it.
+        """
 
     def pieces(self, size: int | None = None) -> Iterator[tuple[slice, PerSampleGradients]]:
-        """The record, some samples at a time: so many that ``size`` numbers each stay few."""
+        """Yield slices of samples with their gradients, of about ``_PIECE`` / ``size`` samples."""
         size = math.prod(self.shape) if size is None else size
         each = max(1, _PIECE // max(1, size))
         for first in range(0, self.batch, each):
@@ -124,12 +126,12 @@ class PerSampleGradients(ABC):
     def by_pieces(
         self, of: Callable[[PerSampleGradients], Tensor], size: int | None = None
     ) -> Tensor:
-        """``of`` a record, float64 ``[b]``, for all samples."""
+        """Return ``of`` the gradients, float64 ``[B]``, computed for some samples at a time."""
         found = [of(piece) for _, piece in self.pieces(size)]
         return torch.cat(found) if found else self.rounding_terms()[1]
 
     def l1_norms(self) -> Tensor:
-        """Upper bounds of the L1 norms ``sum |grad_b|``, float64 ``[B]``."""
+        """Return upper bounds of the L1 norms ``sum |grad_b|``, float64 ``[B]``."""
         computed = self.by_pieces(lambda r: r.per_sample().double().abs().flatten(1).sum(1))
         terms, products = self.rounding_terms()
         # What is written out is rounded like any sum of products in its dtype.
@@ -137,19 +139,19 @@ class PerSampleGradients(ABC):
         return (computed + (terms + 2) * unit * products) * (1 + _gamma(math.prod(self.shape)))
 
     def inner(self, t: Tensor) -> Tensor:
-        """``<grad_b, t>`` in float64, ``[B]``, for a tensor of the gradient's shape."""
+        """Return ``<grad_b, t>`` for a tensor of the gradient's shape, float64 ``[B]``."""
         t = t.double().flatten()
         return self.by_pieces(lambda r: r.per_sample().double().flatten(1) @ t)
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """In which gradients are written out."""
+        """The dtype of materialized gradients."""
 
 
 @dataclass
 class ExplicitGradients(PerSampleGradients):
-    """Per-sample gradients that exist anyway, ``[B, *shape]``."""
+    """Materialized per-sample gradients, ``[B, *shape]``, with their squared norms if known."""
 
     grads: Tensor
     squares: Tensor | None = None
@@ -190,7 +192,10 @@ class ExplicitGradients(PerSampleGradients):
 
 @dataclass
 class LinearGradients(PerSampleGradients):
-    """``grad_b = sum_t g[b, t] (x) a[b, t]``: ``a [B, T, d]``, ``g [B, T, p]``."""
+    """Gradients of a linear layer: ``grad_b = sum_t g[b, t] (x) a[b, t]``.
+
+    ``a [B, T, d]`` is the layer's input, ``g [B, T, p]`` its output gradient.
+    """
 
     a: Tensor
     g: Tensor
@@ -205,12 +210,12 @@ class LinearGradients(PerSampleGradients):
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the operands, which keeping the gradients would free."""
+        """The memory of the operands, which materialized gradients would free."""
         return self.a.nbytes + self.g.nbytes
 
     @property
     def gradient_bytes(self) -> int:
-        """Memory that the kept gradients would take."""
+        """The memory that materialized gradients would take."""
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     @property
@@ -227,7 +232,7 @@ class LinearGradients(PerSampleGradients):
         return self.materialize().grads
 
     def materialize(self) -> ExplicitGradients:
-        """The gradients written out, with their squared norms."""
+        """Return the materialized gradients, with their squared norms."""
         return ExplicitGradients(*ghost.linear_gradient(*operands(self.a, self.g)))
 
     def part(self, samples: slice) -> LinearGradients:
@@ -259,7 +264,10 @@ class LinearGradients(PerSampleGradients):
 
 @dataclass
 class ConvolutionGradients(PerSampleGradients):
-    """A convolution with input ``x [B, ci, *S]`` and output gradient ``g [B, co, *O]``."""
+    """Gradients of a convolution's kernel, from ``x [B, ci, *S]`` and ``g [B, co, *O]``.
+
+    ``x`` is the input and ``g`` the output gradient.
+    """
 
     x: Tensor
     g: Tensor
@@ -278,17 +286,17 @@ class ConvolutionGradients(PerSampleGradients):
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the operands, which keeping the gradients would free."""
+        """The memory of the operands, which materialized gradients would free."""
         return self.x.nbytes + self.g.nbytes
 
     @property
     def gradient_bytes(self) -> int:
-        """Memory that the kept gradients would take."""
+        """The memory that materialized gradients would take."""
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ops on the operands take besides them."""
+        """The arguments of ops besides the operands."""
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     @property
@@ -305,7 +313,7 @@ class ConvolutionGradients(PerSampleGradients):
         return self.materialize().grads
 
     def materialize(self) -> ExplicitGradients:
-        """The gradients written out, with their squared norms."""
+        """Return the materialized gradients, with their squared norms."""
         return ExplicitGradients(*ghost.conv_gradient(*operands(self.x, self.g), **self.options))
 
     def part(self, samples: slice) -> ConvolutionGradients:
@@ -341,8 +349,11 @@ class ConvolutionGradients(PerSampleGradients):
 
 @dataclass
 class CirculantGradients(PerSampleGradients):
-    """Circulant blocks given by their first rows: ``grad_b[i, j, u] = sum_{t, r} g[b, t, i, r]
-    x[b, t, j, r + u mod d]`` with ``x [B, T, q, d]``, ``g [B, T, p, d]``."""
+    """Gradients of circulant blocks, which are given by their first rows.
+
+    ``grad_b[i, j, u] = sum_{t, r} g[b, t, i, r] x[b, t, j, r + u mod d]`` with input
+    ``x [B, T, q, d]`` and output gradient ``g [B, T, p, d]``.
+    """
 
     x: Tensor
     g: Tensor
@@ -369,7 +380,7 @@ class CirculantGradients(PerSampleGradients):
         return self.materialize().grads
 
     def materialize(self) -> ExplicitGradients:
-        """The gradients written out, with their squared norms."""
+        """Return the materialized gradients, with their squared norms."""
         return ExplicitGradients(*spectral.circulant_gradient(*operands(self.x, self.g)))
 
     def part(self, samples: slice) -> CirculantGradients:
@@ -385,5 +396,5 @@ class CirculantGradients(PerSampleGradients):
 
 
 def _by_group(channels: Tensor, groups: int) -> Tensor:
-    """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
+    """Reshape ``[B, C, *S] -> [B, groups, C / groups, *S]``."""
     return channels.reshape(len(channels), groups, channels.shape[1] // groups, *channels.shape[2:])

@@ -1,4 +1,4 @@
-"""Logical batches as physical ones: what workers are asked for, and in which order it arrives."""
+"""Split logical batches into physical ones, and keep the order in which workers prepare them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sampling import PrivateBatchSampler
 
 
 class Masks(Protocol):
-    """What an audit changes in the batches that are drawn (``engine.observing``)."""
+    """The changes that an audit makes to the batches that are drawn (``engine.observing``)."""
 
     def drawn(self, number: int, records: torch.Tensor) -> torch.Tensor:
         """Return the records of logical batch ``number`` in place of those that were drawn."""
@@ -33,11 +33,11 @@ class PhysicalBatch:
     first: bool
     final: bool
     following: int = 0
-    """How many parts of the same logical batch come after this one."""
+    """Number of physical batches of the same logical batch that come after this one."""
 
 
 class PhysicalBatchSampler:
-    """What the workers are asked for: the records of one physical batch after the other."""
+    """The batch sampler that gives workers the records of one physical batch after the other."""
 
     def __init__(self, batches: PrivateBatchSampler, steps: int, shard: tuple[int, int]) -> None:
         self.batches = batches
@@ -49,14 +49,14 @@ class PhysicalBatchSampler:
         self.masks: Masks | None = None
         """Set under an audit only."""
         self.queue: deque[PhysicalBatch] = deque()
-        """Parts asked for and not yet handed out, in order; empty ones need no worker."""
+        """Physical batches requested and not yet yielded, in order; empty ones need no worker."""
 
     def __len__(self) -> int:
         return self.steps
 
     @contextmanager
     def iterated_by_its_loader(self) -> Iterator[None]:
-        """Whoever iterates in this block says which samples its batches are."""
+        """Allow iteration in this block, to the private loader, which knows whose samples come."""
         self._own = True
         try:
             yield
@@ -64,7 +64,7 @@ class PhysicalBatchSampler:
             self._own = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The records of each physical batch.
+        """Return an iterator over the records of each physical batch.
 
         Raises:
             PrivacyError: another loader was built from this sampler, as wrappers do.
@@ -75,8 +75,9 @@ class PhysicalBatchSampler:
                 expected="the private loader itself",
                 got="another loader made from its batch sampler, as accelerator.prepare() makes "
                 "one",
-                remedy="Its batches would not say which samples they are: leave the private "
-                "loader out of prepare() and iterate over it; move its tensors with .to(device).",
+                remedy="Leave the private loader out of prepare(), iterate over it, and move its "
+                "tensors with .to(device); another loader cannot say which samples its batches "
+                "are.",
             )
         self.queue = deque()
         return self._draw(self.queue)

@@ -1,4 +1,4 @@
-"""``PrivacyEngine``: private training by changing one import; names and meaning follow Opacus."""
+"""Train privately by changing one import: ``PrivacyEngine``, whose names follow Opacus."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATE_VERSION = 1
 ADOPTED = "rows that passed through engine.adopt() depend on the records that the caller named"
 DETACHED = "what changed the module while the engine was detached came from public data"
 OWN_BATCHES = "the caller draws batches as stated, and each row of a forward pass is another record"
-"""Conditions of certificates: what the caller vouches for."""
+"""Conditions of certificates that the caller vouches for."""
 
 log = logging.getLogger("dpkern")
 
@@ -48,11 +48,12 @@ Choose = Callable[[MakePrivateOptions, Sequence[str], dict[str, Any]], Mechanism
 
 
 class PrivacyEngine:
-    """Makes a module, an optimizer and a loader private; one engine per training run.
+    """The engine that makes a module, an optimizer and a loader private, for one training run.
 
     Args:
-        accountant: ``prv`` (default) or ``rdp``; see ``engine.accountant``.
-        secure_mode: accepted: noise and sampling always come from a secure generator.
+        accountant: ``prv`` (default), ``pld`` or ``rdp``; see ``engine.accountant``.
+        secure_mode: accepted for compatibility; noise and sampling always come from a secure
+            generator.
 
     Raises:
         InvalidInput: an unknown accountant.
@@ -75,18 +76,26 @@ class PrivacyEngine:
         mechanism: Mechanism | None = None,
         **options: Any,
     ) -> Any:
-        """Make training private. The same module and optimizer come back, with a new loader.
+        """Make training private; return the same module and optimizer, with a new loader.
+
+        With DP-SGD and flat clipping the optimizer's rule sees, at every step, the gradient
+
+            (sum_b min(1, C / ||g_b||) g_b + N(0, (sigma C)^2 I)) / expected batch size
+
+        of the per-sample gradients g_b of a mean loss, C = ``max_grad_norm`` and
+        sigma = ``noise_multiplier``; with ``loss_reduction="sum"`` it is not divided.
 
         Args:
             module: the model; its trainable parameters are clipped and noised. Out of a
                 ``DistributedDataParallel`` the module inside comes back: call that one.
             optimizer: any first-order ``torch.optim`` optimizer over all of them.
-            data_loader: a loader over a data set with a length; None if the samples come from
+            data_loader: a loader over a data set with a length. None if the samples come from
                 elsewhere: then each forward pass brings new ones.
-            noise_multiplier: noise standard deviation / max_grad_norm.
-            max_grad_norm: largest norm of one sample's gradient; one per layer or group also.
-            mechanism: a dpkern mechanism, instead of the two.
-            options: see ``engine.arguments.Options``.
+            noise_multiplier: noise standard deviation / sensitivity, where the sensitivity is the
+                norm of all clipping bounds.
+            max_grad_norm: clipping bound C > 0; or one for each layer or group.
+            mechanism: a dpkern mechanism, instead of the two numbers.
+            options: see ``engine.arguments.MakePrivateOptions``.
 
         Returns:
             ``(module, optimizer, loader)``; with ``grad_sample_mode="ghost"`` also ``criterion``,
@@ -122,19 +131,24 @@ class PrivacyEngine:
         mechanism: Mechanism | None = None,
         **options: Any,
     ) -> Any:
-        """``make_private`` with the least noise that keeps ``epochs`` within the target.
+        """Make training private with the least noise that keeps ``epochs`` within the target.
 
         Args:
-            target_epsilon, target_delta: what the whole run may spend.
-            epochs: how often the loop goes over the returned loader.
-            mechanism: its noise multiplier is replaced.
+            module, optimizer, data_loader, max_grad_norm, options: as in ``make_private``, with a
+                loader.
+            target_epsilon, target_delta: budget of the whole run, epsilon > 0 and delta in (0, 1).
+            epochs: number of times that the loop goes over the returned loader.
+            mechanism: a dpkern mechanism, whose noise multiplier is replaced. None is DP-SGD.
+
+        Returns:
+            As ``make_private``.
 
         Warns:
             PrivacyWarning: target_delta is not below 1 / number of records.
 
         Raises:
             PrivacyError: no noise multiplier in [2^-4, 2^10] meets the target.
-            DPKernError: as ``make_private``.
+            DPKernError: as in ``make_private``.
         """
         check.positive(target_epsilon=target_epsilon)
         check.open_unit(target_delta=target_delta)
@@ -269,7 +283,7 @@ class PrivacyEngine:
 
     @property
     def capture(self) -> Capture:
-        """What holds the gradients of the current samples."""
+        """The capture, which holds the gradients of the current samples."""
         return self._made()[0]
 
     @property
@@ -279,7 +293,7 @@ class PrivacyEngine:
 
     @property
     def adapter(self) -> OptimizerAdapter:
-        """What makes the optimizer private."""
+        """The adapter that makes the optimizer private."""
         return self._made()[2]
 
     def _made(self) -> tuple[Capture, DPStep, OptimizerAdapter, PrivateLoader | None]:
@@ -308,7 +322,7 @@ class PrivacyEngine:
             loader.placeholders = adapter.sharded is None
 
     def detach(self) -> None:
-        """Give module and optimizer back as they were; what is not released is forgotten."""
+        """Give module and optimizer back as they were; gradients not yet released are forgotten."""
         capture, _, adapter, loader = self._made()
         adapter.detach()
         capture.detach()
@@ -324,7 +338,7 @@ class PrivacyEngine:
         sample_rate: float | None = None,
         dataset_size: int | None = None,
     ) -> None:
-        """Samples come from elsewhere than the loader: each forward pass brings new ones.
+        """Begin samples from elsewhere than the loader: each forward pass brings new ones.
 
         Args:
             sampling, sample_rate, dataset_size: how the caller draws the batches from now on, as in
@@ -332,7 +346,7 @@ class PrivacyEngine:
                 for any way to draw them that has a record in a step once.
 
         Raises:
-            PrivacyError: samples that wait for their step.
+            PrivacyError: gradients of earlier samples are pending.
             InvalidInput: numbers out of range.
         """
         self.adapter.batches.new_samples(
@@ -343,9 +357,10 @@ class PrivacyEngine:
     def adopt(self, batch: Any, *, records: Sequence[int] | None = None) -> Any:
         """Vouch that row i of tensors made elsewhere depends on record i of the batch alone.
 
-        For what cannot be followed: NumPy round trips, compiled transforms, custom operations,
-        random numbers beside the samples (the time steps of a diffusion model), one loss term for
-        each sample. Without a loader the tensors are a batch of their own.
+        It is for tensors whose records dpkern cannot follow: NumPy round trips, compiled
+        transforms, custom operations, random numbers beside the samples (the time steps of a
+        diffusion model), one loss term for each sample. Without a loader the tensors are a batch of
+        their own. The certificate names the statement as its condition.
 
         Args:
             batch: a tensor or a tree of them, with as many rows as the current batch has records.
@@ -356,7 +371,7 @@ class PrivacyEngine:
             The same tree; its tensors may enter the module.
 
         Raises:
-            InvalidInput: another number of rows.
+            InvalidInput: another number of rows, or a position outside the batch.
             PrivacyError: no current batch.
         """
         _, _, adapter, _ = self._made()
@@ -381,32 +396,40 @@ class PrivacyEngine:
         return adapter.batches.boundary.adopt(batch, current, ids)
 
     def drop(self) -> None:
-        """Forget the samples of an unfinished batch; nothing of them is released."""
+        """Forget the gradients of an unfinished logical batch; nothing of them is released."""
         self.adapter.drop()
 
     def public(self) -> AbstractContextManager[None]:
-        """Passes in this block use no private data; their gradients join the step unclipped.
+        """Treat passes in this block as public: their gradients join the step without clipping.
 
-        Forward and backward pass both belong into the block.
+        Put forward and backward pass into the block. The certificate names as its condition that
+        they use no private data.
         """
         return self.capture.public()
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon spent so far; infinite without noise or with a known seed.
+        """Return an upper bound of epsilon so far; infinite without noise or with a known seed.
+
+        Args:
+            delta: delta of the guarantee, in (0, 1).
 
         Warns:
             PrivacyWarning: delta is not below 1 / number of records; once for each delta.
+
+        Raises:
+            InvalidInput: delta outside (0, 1).
+            MissingDependency: dp-accounting is not installed.
         """
         self._warn_of(delta)
         return self.accountant.get_epsilon(delta)
 
     def report(self, delta: float) -> dict[str, Any]:
-        """What was released and what is certified, as JSON values; warns as ``get_epsilon``."""
+        """Return what was released and certified, as JSON values; warns as ``get_epsilon`` does."""
         self._warn_of(delta)
         return self.step.report(delta)
 
     def _warn_of(self, delta: float) -> None:
-        """For methods that users call."""
+        """Check delta, and warn the user if it is too large for the number of records."""
         check.open_unit(delta=delta)
         if self.accountant.step is not None:
             self.accountant.warn_of(delta, self.accountant.step.sampling, stacklevel=4)
@@ -459,7 +482,7 @@ class PrivacyEngine:
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:
-        """A copy of the module with normalisation that mixes samples replaced (``engine.fix``).
+        """Return a copy of the module without normalisation that mixes samples (``engine.fix``).
 
         Raises:
             UnsupportedModule: what is left cannot be private.
@@ -469,7 +492,7 @@ class PrivacyEngine:
         return fixed
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs besides module and optimizer, as plain values; no key.
+        """Return what a resumed run needs besides module and optimizer, as plain values, no key.
 
         Raises:
             PrivacyError: between a batch and its step, where nothing may be saved.
@@ -483,7 +506,7 @@ class PrivacyEngine:
         }
 
     def _check_saveable(self) -> None:
-        """Refuse to save now; ``state_dict`` and ``save_checkpoint`` ask this before all else."""
+        """Refuse to save while gradients are pending; both ways to save ask this first."""
         if self.capture.captured:
             raise PrivacyError(
                 "state_dict",
@@ -546,7 +569,11 @@ class PrivacyEngine:
         grad_clip_scheduler: Scheduler | None = None,
         checkpoint_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the engine's state and those of the parts to one file (``engine.checkpoint``)."""
+        """Write the engine's state and those of the parts to one file.
+
+        Args and errors are those of ``engine.checkpoint.save``; ``checkpoint_dict`` adds entries of
+        the user's own.
+        """
         parts: checkpoint.Parts = {
             "module": module,
             "optimizer": optimizer,
@@ -564,7 +591,10 @@ class PrivacyEngine:
         noise_scheduler: Scheduler | None = None,
         grad_clip_scheduler: Scheduler | None = None,
     ) -> dict[str, Any]:
-        """Continue from a file of ``save_checkpoint``; returns its content."""
+        """Continue from a file of ``save_checkpoint`` and return its content.
+
+        Errors are those of ``engine.checkpoint.load``; nothing has been changed then.
+        """
         parts: checkpoint.Parts = {
             "module": module,
             "optimizer": optimizer,

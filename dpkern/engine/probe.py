@@ -1,4 +1,4 @@
-"""The batch-dimension probe: does every captured operation keep the samples apart?
+"""Probe the batch dimension: every captured operation must keep the samples apart.
 
 One sample's part of the module's output is sent backward through the graph of the training step
 itself. In every captured output gradient the rows of all other samples must be exactly zero. That
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Site = tuple[Any, ...]
 
 ATTEMPTS = 4
-"""Samples that are sent backward in turn while a use has no gradient to look at."""
+"""Maximum number of samples that are sent backward in turn while a use has only zero gradients."""
 
 
 INPUT: Site = ("input",)
@@ -56,7 +56,7 @@ class Probe:
     Args:
         batch: number of samples.
         fresh: the uses to check.
-        idle: look at nothing, but take part in the backward passes of other processes.
+        idle: whether to look at nothing and only take part in backward passes of other processes.
     """
 
     def __init__(self, batch: int, fresh: Sequence[CapturedOp], *, idle: bool = False) -> None:
@@ -70,19 +70,19 @@ class Probe:
         """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
         self._heard: list[tuple[CapturedOp, Tensor, Tensor]] | None = None
-        """Sums and squares of each sample's rows of what arrives, while two passes are compared."""
+        """Sums and sums of squares over each sample's rows, while two passes are compared."""
         self._told: set[Any] = set()
         self._seen: set[Site] = set()
         self._inconclusive: set[Site] = set()
 
     @property
     def seen(self) -> set[Site]:
-        """Sites that keep the samples apart."""
+        """The sites that keep the samples apart."""
         return self._seen - self._inconclusive - self._open
 
     @property
     def clouded(self) -> set[Site]:
-        """Sites that do so for the finite samples here; others have to be seen again."""
+        """The sites that keep this batch's finite samples apart; the next batch is probed again."""
         return self._seen & self._inconclusive - self._open
 
     @property
@@ -124,9 +124,10 @@ class Probe:
         """Send one sample of the outputs backward, one output after the other.
 
         Args:
-            output: the module's.
-            anchor: what the graph of every captured use leads to.
-            anywhere: whether any process has a pass left, where all must take the same ones.
+            output: output of the module.
+            anchor: leaf of the graph of every captured use.
+            anywhere: tells whether any process has a pass left, where all must run the same ones.
+                None runs this process's own.
         """
         outputs = [tensor for tensor in _outputs(output) if tensor.requires_grad]
         losses = iter(()) if self.idle else self._losses(outputs)
@@ -139,7 +140,7 @@ class Probe:
             self.idle = next_loss is None
             if not anywhere(not self.idle):
                 return
-            # The same graph on every process; zeros add nothing to look at.
+            # Every process needs the same graph; zeros add nothing to the gradients.
             zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
             self._backward(zero if next_loss is None else next_loss + zero, anchor)
 
@@ -149,7 +150,7 @@ class Probe:
         A sample alone does not show hooks and backward passes that are not linear, such as a
         division by the norm of all gradients: what arrives for the other half must be the same.
         """
-        # Of several outputs the first: others may have something else in their first dimension.
+        # Only the first output, since others may have something else in their first dimension.
         whole = self._whole([t for t in _outputs(output) if t.requires_grad])[:1]
         if not whole:
             return
@@ -170,7 +171,7 @@ class Probe:
                     self.findings[use.site] = names
 
     def _weighted(self, tensor: Tensor, changed: Tensor, scale: float) -> Tensor:
-        """A sum of the outputs with random weights; other ones for the changed samples."""
+        """Return a sum of the outputs with random weights, times ``scale`` for changed samples."""
         each = tensor.shape[0] // self.batch
         generator = torch.Generator().manual_seed(tensor.shape[0])
         weights = torch.rand(tensor.shape, generator=generator) + 0.5
@@ -178,7 +179,7 @@ class Probe:
         return (tensor.float() * weights.to(tensor.device)).sum()
 
     def _whole(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Outputs that have rows."""
+        """Return the outputs that have rows."""
         return [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
 
     def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -195,13 +196,13 @@ class Probe:
     def _loss(self, tensor: Tensor) -> Tensor:
         each = tensor.shape[0] // self.batch
         part = tensor[self.sample * each : (self.sample + 1) * each].flatten().float()
-        # Random weights: a plain sum of a softmax, say, has no gradient.
+        # The weights are random because a plain sum of a softmax, say, has no gradient.
         generator = torch.Generator().manual_seed(tensor.shape[0])
         weights = torch.rand(part.shape, generator=generator) + 0.5
         return (part * weights.to(part.device)).sum()
 
     def error(self) -> UnsupportedModule | None:
-        """One error for everything that was found."""
+        """Return one error for everything that was found."""
         if not self.findings:
             return None
         return UnsupportedModule(
@@ -229,7 +230,7 @@ class Probe:
 
 
 def _graph(loss: Tensor) -> tuple[list[Tensor], bool]:
-    """The leaves of the graph and whether it has reentrant checkpoints."""
+    """Return the leaves of the graph, and whether it has reentrant checkpoints."""
     leaves: list[Tensor] = []
     checkpointed = False
     stack, met = [loss.grad_fn], {loss.grad_fn}
@@ -248,7 +249,7 @@ def _graph(loss: Tensor) -> tuple[list[Tensor], bool]:
 
 
 def _outputs(output: Any) -> Iterator[Tensor]:
-    """The tensors of a module's output, also in dataclasses."""
+    """Yield the tensors of a module's output, also in dataclasses."""
     if dataclasses.is_dataclass(output) and not isinstance(output, (type, Mapping)):
         output = [getattr(output, field.name) for field in dataclasses.fields(output)]
     yield from tensors_in(output)

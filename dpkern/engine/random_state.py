@@ -1,4 +1,4 @@
-"""State of every random generator that a forward pass may draw from."""
+"""Save and restore every random generator that a forward pass may draw from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class RandomState:
-    """The state now of torch's generators (CPU and ``devices``), Python's and NumPy's.
+    """The present state of torch's generators (CPU and ``devices``), Python's and NumPy's.
 
     Args:
         devices: accelerators whose default generators count; others are left alone.
@@ -41,7 +41,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Put every generator back."""
+        """Put every generator back into the saved state."""
         for put, state in self._restore:
             put(state)
 

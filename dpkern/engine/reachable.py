@@ -1,7 +1,7 @@
-"""Everything that a module can remember from one forward pass to the next.
+"""Snapshot everything that a module can remember from one forward pass to the next.
 
-Parameters, buffers, and what attributes, containers, objects, closures and generators reachable
-from the modules hold. A snapshot can be compared with another one and put back.
+That is parameters, buffers, and the values of attributes, containers, objects, closures and
+generators that the modules reach. A snapshot can be compared with another one and put back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .contents import content_hash, readable, same_bits
 from .parameter import without_torch_function
 
 KEEP_BYTES = 128 << 20
-"""Tensors beyond this are remembered by their hash and cannot be put back."""
+"""Bytes of tensors that a snapshot copies; further tensors are hashed and cannot be put back."""
 
 MAX_OBJECTS = 100_000
 
@@ -35,17 +35,17 @@ _FOREIGN = frozenset(
 """Packages whose objects are no state of a model; torch's modules and tensors are known."""
 
 _GLOBAL = (Tensor, torch.Generator, random.Random, list, dict, set, deque, int, float)
-"""Globals that count as state where a function reachable from a module names them."""
+"""Types of globals that count as state where a function reachable from a module names them."""
 
 _OWN = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
-"""Tables of hooks and the like, most of them empty."""
+"""Standard attributes of a module: tables of hooks and the like, most of them empty."""
 _SAME: Any = object()
 
 
 @dataclasses.dataclass
 class _Held:
-    """A tensor and what it held."""
+    """A tensor and its content at the time of the snapshot."""
 
     tensor: Tensor
     data: Tensor
@@ -72,7 +72,7 @@ class _Held:
         return self.hash is not None and content_hash(self.tensor) != self.hash
 
     def restore(self) -> bool:
-        """Put the content back; whether it could be."""
+        """Put the content back; return whether that was possible."""
         if not self.changed():
             return True
         if self.copy is None:
@@ -84,7 +84,7 @@ class _Held:
 
 
 class Snapshot:
-    """What a module remembers now.
+    """The state that a module remembers at one time.
 
     Args:
         module: the root.
@@ -121,7 +121,7 @@ class Snapshot:
         self._puts: list[tuple[Callable[[Any], Any], Any]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        """What was found by looking somewhere: the look, its argument, and what it showed."""
+        """Lookups that found the state: the function, its argument and its result."""
         self._tables: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = []
         """Tables that were read and are not put back as a whole, with their contents."""
         self._empty: list[Any] = []
@@ -159,7 +159,7 @@ class Snapshot:
         return self._held is other._held
 
     def changes(self, later: Snapshot) -> set[str]:
-        """Paths at which the later snapshot holds something else."""
+        """Return the paths at which the later snapshot holds something else."""
         if self.is_same(later):
             return set()
         paths = self.values.keys() | later.values.keys()
@@ -176,12 +176,12 @@ class Snapshot:
             )
 
     def restore(self, since: Snapshot | None = None, *, trusted: Collection[int] = ()) -> list[str]:
-        """Put everything back; paths of tensors that were too large for a copy.
+        """Put everything back; return the paths of changed tensors that were too large for a copy.
 
         Args:
-            since: a snapshot with this one as ``earlier``, of what is there now; what it shares
-                needs no look.
-            trusted: tensors, by ``id``, that need none while their versions agree.
+            since: a snapshot of the present state with this one as ``earlier``; tensors that both
+                share are not compared.
+            trusted: tensors, by ``id``, that are not compared while their versions agree.
         """
         if since is not None and self.is_same(since):
             return []
@@ -274,7 +274,7 @@ class Snapshot:
         elif type(thing).__name__ == "ndarray":
             self.tells = False  # its memory and shape may be exchanged
             if thing.flags.writeable and thing.dtype.kind in "biufc":
-                # Kept by the copy of its bytes below.
+                # The tensor shares the array's memory, so its copy holds the array's values.
                 self._alive.append(shared := torch.from_numpy(thing))
                 self._take(path, shared, "attribute")
         elif isinstance(getattr(thing, "bit_generator", None), object) and hasattr(
@@ -317,7 +317,7 @@ class Snapshot:
         yield from self._in_class(path, type(module))
 
     def _in_class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
-        """State that a class holds, or that its functions close over."""
+        """Yield state that a class holds, or that its functions close over."""
         for cls in kind.__mro__:
             if cls.__module__.split(".")[0] in _FOREIGN or id(cls) in self._seen:
                 continue
@@ -390,7 +390,7 @@ _EMPTY: Any = object()
 
 
 def _inside_of(cell: types.CellType) -> Any:
-    """The variable of a closure."""
+    """Return the variable of a closure; ``_EMPTY`` if it is not assigned yet."""
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
@@ -436,7 +436,7 @@ def _item_setter(table: dict[str, Any], name: str) -> Callable[[Any], None]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that a function and those written inside it look up."""
+    """Yield the names that a function and those written inside it look up."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -474,7 +474,7 @@ def _refill(container: Any, saved: Any) -> None:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """The value as it would be saved, to compare."""
+    """Return the bytes in which the value would be saved, to compare."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()

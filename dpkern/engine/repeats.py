@@ -15,7 +15,7 @@ def check_repeats(dataset: Any) -> None:
     """Refuse subsets and concatenations of torch that list a record more than once.
 
     A record that is listed k times can be in a batch k times, and would move the clipped sum by k
-    times the bound. Other classes are taken at their word: their entries are the records.
+    times the bound. Entries of other classes of data sets are taken to be different records.
 
     Raises:
         InvalidInput: a record twice.
@@ -33,8 +33,8 @@ def check_repeats(dataset: Any) -> None:
                 "data_loader",
                 expected="each record listed once",
                 got=f"record {int(values[place])} listed {int(counts[place])} times",
-                remedy="A repeated record would move the sum by several times the clipping bound: "
-                "list it once (Subset(dataset, sorted(set(indices)))), and weight it in the loss.",
+                remedy="List it once (Subset(dataset, sorted(set(indices)))) and weight it in the "
+                "loss: a repeated record would move the sum by several times the clipping bound.",
             )
 
 

@@ -1,4 +1,4 @@
-"""Inputs in which some samples were replaced, and outputs compared in the others' rows."""
+"""Replace some samples in a module's inputs, and compare outputs in the rows of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = 1024.0
 """Factor of float entries that are replaced by large ones, on CPUs."""
 
 _ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
-"""Units in the last place that rows may differ by where shapes depend on the samples; else 64."""
+"""Maximum difference of rows in units in the last place, by dtype; 64 for other dtypes."""
 
 Change = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,7 +25,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 def mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     """Return the tree with every tensor replaced; containers are copied, never changed.
 
-    Tuples, lists, mappings, dataclasses and objects that hold tensors among their attributes.
+    Containers are tuples, lists, mappings, dataclasses and objects with tensors as attributes.
     """
     if isinstance(tree, PackedSequence):
         return tree
@@ -95,7 +95,7 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
         tree: arguments of a module.
         batch: samples; a tensor has rows if its first dimension is a multiple of it.
         rows: samples that are replaced.
-        change: of a tensor ``[batch, ...]`` and indices of samples: what stands in their place.
+        change: returns, from a tensor ``[batch, ...]`` and indices of samples, their replacements.
     """
     different = False
 
@@ -109,7 +109,7 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
             index = torch.as_tensor(list(rows), device=tensor.device)
             values = change(old, index)
             different = different or not same_bits(values, old[index])
-            # In place where the layout allows it, else in a copy.
+            # This writes in place where the layout allows it, else into a copy.
             new = new.reshape(old.shape).index_copy_(0, index, values).reshape(new.shape)
         return new.requires_grad_(tensor.requires_grad)
 
@@ -147,7 +147,7 @@ def by_copies(step: int, flat: bool = True) -> Change:
 
 
 def _other_numbers(x: Tensor, rows: Tensor, copies: Tensor) -> Tensor:
-    """The copies, with another sample's number where one whole number per sample was copied alike.
+    """Return the copies, with another sample's whole number where the copied one is the same.
 
     Classes repeat in a batch, and a copy of the same class shows nothing.
     """
@@ -241,7 +241,7 @@ def _differing_items(
             break
     else:
         return None
-    # A list with one entry per sample: entries of other samples may be anything.
+    # In a list with one entry per sample, entries of other samples may be anything.
     if len(one) == len(other) == batch and all(_equal(one[i], other[i]) for i in kept):
         return None
     return found
@@ -281,7 +281,7 @@ def _clean(one: Tensor, other: Tensor, batch: int, kept: Sequence[int]) -> bool:
 
 
 def _overlap(tensor: Tensor, one: Tensor, other: Tensor, dim: int) -> Tensor:
-    """The part of the positions that both have: padding may end elsewhere."""
+    """Return the part of ``tensor`` at positions that both have, since padding may differ."""
     sizes = [min(a, b) for a, b in zip(one.shape, other.shape, strict=True)]
     sizes.insert(0, sizes.pop(dim))
     for d, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Saved parts of a run: checked before any is loaded, and put back together if one fails."""
+"""Check all saved parts of a run before any is loaded, and put all back if one fails to load."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check(name: str, part: object, state: object) -> None:
     """Refuse a saved state that does not fit its part; changes nothing.
 
     Raises:
-        DPKernError: names, shapes, dtypes or types differ. What a module or optimizer with a way of
-            loading of its own accepts, only ``load`` can tell.
+        DPKernError: names, shapes, dtypes or types differ. For a module or optimizer with a way of
+            loading of its own, only ``load`` can tell.
     """
     if isinstance(part, nn.Module):
         _check_module(name, part, state)
@@ -118,7 +118,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: object)
     if sizes != mine:
         raise _unlike(name, f"groups of {mine} parameters", f"groups of {brief(sizes)}")
     for place, (group, theirs) in enumerate(zip(own["param_groups"], groups, strict=True)):
-        # Flags come and go with versions of torch; numbers are the rule's own.
+        # Flags differ between versions of torch; numbers belong to the rule itself.
         lacking = [k for k in optimizer.defaults if k not in theirs and _is_number(group.get(k))]
         if lacking:
             raise _unlike(
@@ -133,7 +133,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: object)
 def _check_slots(
     name: str, optimizer: torch.optim.Optimizer, groups: list[Any], saved: Mapping[Any, Any]
 ) -> None:
-    """Refuse state tensors that are no numbers, shapes or sums along dimensions of a parameter."""
+    """Refuse state tensors other than scalars, and shapes of the parameter or of its reductions."""
     held = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     for number, param in zip(numbers, held, strict=True):
@@ -161,11 +161,11 @@ def _shown(value: object) -> str:
 
 
 def _undo(part: object) -> Callable[[], None]:
-    """Return what puts the part back as it is now."""
+    """Return a function that puts the part back as it is now."""
     if isinstance(part, nn.Module):
         return _undo_module(part)
     if isinstance(part, torch.optim.Optimizer):
-        # Loading makes new lists and dicts.
+        # Loading makes new lists and dicts, so these objects keep the present state.
         state, groups = part.state, part.param_groups
 
         def undo() -> None:

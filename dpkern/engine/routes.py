@@ -1,9 +1,9 @@
-"""Which way to a layer's clipped sum: keep its per-sample gradients, or take the norm alone.
+"""Choose the way to a layer's clipped sum: materialize its gradients, or take the norm alone.
 
-Keeping costs memory and saves a pass: the sum is then one contraction with the clip factors.
-Otherwise the operands stay (layer input and output gradient) until the factors are known, and the
-sum is one weighted product. Where the per-sample gradients are no larger than the operands, keeping
-them is free; beyond that a budget decides.
+Materialized gradients cost memory and save a pass: the sum is one contraction with the clip
+factors. Otherwise the operands stay (layer input and output gradient) until the factors are known,
+and the sum is one weighted product. Where the gradients are no larger than the operands, they are
+free; beyond that a budget decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .per_sample_gradients import ConvolutionGradients, LinearGradients, PerSamp
 
 
 class KeepBudget:
-    """Memory for kept per-sample gradients beyond the operands that they replace.
+    """The memory for materialized per-sample gradients beyond the operands that they replace.
 
     Args:
         limit: bytes if an int; if a float, a fraction of the layer inputs that were captured for
@@ -39,11 +39,11 @@ class KeepBudget:
         return int(self.limit * self.activations)
 
     def kept(self, record: PerSampleGradients, *, written: bool = False) -> PerSampleGradients:
-        """The record, or its per-sample gradients written out where that is better.
+        """Return the gradients as they are, or materialized where that is faster and fits.
 
         Args:
-            record: of one use.
-            written: whether the norm needs the gradients written out anyway.
+            record: gradients of one use.
+            written: whether the norm needs materialized gradients anyway.
         """
         if not isinstance(record, (LinearGradients, ConvolutionGradients)):
             return record
@@ -56,7 +56,7 @@ class KeepBudget:
         return record.materialize()
 
     def release(self) -> None:
-        """New samples: nothing is kept any more."""
+        """Free the whole budget, for new samples."""
         self.used = 0
 
 
@@ -68,10 +68,10 @@ _STORED = 700.0
 
 
 def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
-    """Whether writing the gradients out is the faster way to norm and sum.
+    """Whether materialized gradients are the faster way to norm and sum.
 
-    Kept: one product per sample and a contraction. Otherwise: the norm, by the Gram matrices or by
-    a product that is squared and dropped, and one product for the sum.
+    They cost one product per sample and a contraction. The other way takes the norm, by the Gram
+    matrices or by a product that is squared and dropped, and one product for the sum.
     """
     width, size = record.shape[0], math.prod(record.shape)
     if isinstance(record, LinearGradients) and record.a.shape[1] == 1:

@@ -1,13 +1,13 @@
-"""Which records make a batch, drawn from the secure generator.
+"""Draw the records of each batch from the secure generator.
 
-Amplification by sampling assumes that nobody can guess the mask, so it comes from the same ChaCha
-keystream as the noise (purpose ``SAMPLING``) and is never logged. Each draw has a nonce of its own:
-no word is used twice. A key serves one sampler.
+Amplification by sampling assumes a secret mask, so it comes from the same ChaCha keystream as the
+noise (purpose ``SAMPLING``) and is never logged. Each draw has a nonce of its own, so no keystream
+word is used twice. A key serves one sampler.
 
 Every sampler yields int64 index tensors on the CPU, has ``sampling``, ``sample_rate`` and
-``expected_batch_size`` for the accounting, and counts the batches it has handed out. With a seeded
-key ``load_state_dict`` resumes the identical sequence; without one, a resumed run draws on from its
-own fresh key.
+``expected_batch_size`` for the accounting, and counts the batches that it has yielded. With a
+seeded key ``load_state_dict`` resumes the identical sequence; without one, a resumed run draws on
+from its own fresh key.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LOWEST = -(1 << 63)
 
 
 class PrivateBatchSampler(ABC):
-    """Base of the samplers.
+    """The base of the samplers.
 
     Args:
         dataset_size: number of records.
-        steps: number of batches that iteration ends after.
-        key: where the randomness comes from; None takes a fresh key.
+        steps: number of batches after which iteration ends.
+        key: key of the randomness. None takes a fresh one.
 
     Raises:
         InvalidInput: a size or number of steps out of range, or something that is no key.
@@ -61,7 +61,7 @@ class PrivateBatchSampler(ABC):
     @property
     @abstractmethod
     def sample_rate(self) -> float:
-        """Expected batch size / dataset size."""
+        """The sample rate q: expected batch size / dataset size."""
 
     @property
     @abstractmethod
@@ -70,21 +70,21 @@ class PrivateBatchSampler(ABC):
 
     @abstractmethod
     def _draw(self, step: int) -> torch.Tensor:
-        """The records of one batch."""
+        """Draw the records of one batch."""
 
     def __len__(self) -> int:
-        """Batches that are left."""
+        """Return the number of batches that are left."""
         return self.steps - self.step
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """The batches that are left; one counts as handed out before it is used."""
+        """Yield the batches that are left; a batch counts as yielded before it is used."""
         while self.step < self.steps:
             batch = self._draw(self.step)
             self.step += 1
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: how the batches are drawn and how many were handed out; no key."""
+        """Return how batches are drawn and how many were yielded: JSON values, without the key."""
         return {
             "sampling": self.sampling,
             "dataset_size": self.dataset_size,
@@ -93,7 +93,7 @@ class PrivateBatchSampler(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the batches that a saved sampler had handed out.
+        """Continue after the batches that a saved sampler had yielded.
 
         Raises:
             InvalidInput: the state of a sampler that draws otherwise, or no state at all; the
@@ -112,7 +112,7 @@ class PrivateBatchSampler(ABC):
         self.step = integer(maximum=self.steps, step=state["step"])
 
     def _numbers(self, step: int, attempt: int = 0) -> torch.Tensor:
-        """Independent uniform 64-bit numbers minus 2^63, one per record, int64.
+        """Draw independent uniform 64-bit numbers minus 2^63, one per record, int64.
 
         Subtracting 2^63 maps unsigned order to signed order. ``attempt`` numbers the redraws of a
         step; each has words of its own.
@@ -131,7 +131,7 @@ class PrivateBatchSampler(ABC):
 
 
 class PoissonSampler(PrivateBatchSampler):
-    """Every record joins each batch independently with probability ``sample_rate``.
+    """A sampler by which every record joins each batch independently with probability q.
 
     Record i joins if its 64-bit word is below ``floor(q 2^64)``, so the probability never exceeds
     q. Batches vary in size and may be empty; q = 1 takes every record without drawing.
@@ -140,7 +140,7 @@ class PoissonSampler(PrivateBatchSampler):
         dataset_size: number of records.
         sample_rate: q in (0, 1].
         steps: number of batches.
-        key: where the randomness comes from; None takes a fresh key.
+        key: key of the randomness. None takes a fresh one.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -170,17 +170,17 @@ class PoissonSampler(PrivateBatchSampler):
 
 
 class FixedSizeSampler(PrivateBatchSampler):
-    """A uniform subset of exactly ``batch_size`` records each step, in ascending order.
+    """A sampler of uniform subsets of exactly ``batch_size`` records, in ascending order.
 
-    The records with the ``batch_size`` smallest 64-bit numbers; if the last place is tied (once in
-    2^64 / dataset_size draws or more) all numbers are drawn again, so every subset is equally
-    likely.
+    A batch has the records with the ``batch_size`` smallest 64-bit numbers. If the last place is
+    tied (once in 2^64 / dataset_size draws or more), all numbers are drawn again, so every subset
+    is equally likely.
 
     Args:
         dataset_size: number of records.
         batch_size: records per batch, at most ``dataset_size``.
         steps: number of batches.
-        key: where the randomness comes from; None takes a fresh key.
+        key: key of the randomness. None takes a fresh one.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -214,7 +214,7 @@ class FixedSizeSampler(PrivateBatchSampler):
 
 
 class ShuffledSampler(PrivateBatchSampler):
-    """Consecutive slices of a fresh uniform permutation in every epoch.
+    """A sampler of consecutive slices of a uniform permutation, fresh in every epoch.
 
     An epoch has ``dataset_size // batch_size`` batches, all full; the records that are left over
     are dropped for this epoch. The permutation sorts 64-bit numbers and is drawn again if two are
@@ -224,7 +224,7 @@ class ShuffledSampler(PrivateBatchSampler):
         dataset_size: number of records.
         batch_size: records per batch, at most ``dataset_size``.
         steps: number of batches.
-        key: where the randomness comes from; None takes a fresh key.
+        key: key of the randomness. None takes a fresh one.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -250,7 +250,7 @@ class ShuffledSampler(PrivateBatchSampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one epoch."""
+        """The number of batches in one epoch."""
         return self.dataset_size // self.batch_size
 
     def _draw(self, step: int) -> torch.Tensor:
@@ -272,7 +272,7 @@ class ShuffledSampler(PrivateBatchSampler):
 def make_batches(
     sampling: str, *, dataset_size: int, batch_size: int, steps: int, key: Key | None = None
 ) -> PrivateBatchSampler:
-    """The sampler of this name with ``batch_size`` records per batch, on average for ``poisson``.
+    """Return the sampler of this name with ``batch_size`` records per batch (``poisson``: mean).
 
     Raises:
         InvalidInput: an unknown name or an argument out of range.

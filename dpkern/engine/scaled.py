@@ -1,8 +1,8 @@
-"""Norms of gradients that are scaled and centred entry by entry, ``||grad_b / s - m / s||``.
+"""Bound norms of gradients that are scaled and centred by entry, ``||grad_b / s - m / s||``.
 
-Entries differ in their weights, so no product of norms gives them: gradients are written out, some
-samples at a time, scaled in one pass in their own dtype, and normed with the rounding of that on
-top. With unit roundoff u an entry y comes out as y', and
+Entries differ in their weights, so no product of norms gives them. Gradients are materialized for
+some samples at a time and scaled in one pass in their own dtype; the bound of the rounding is added
+to their norms. With unit roundoff u an entry y comes out as y', and
 
     |y| <= (|y'| + 3.2 u |m / s|) (1 + 3.3 u) + 2 tiny
 
@@ -28,18 +28,18 @@ from .per_sample_gradients import (
 )
 
 _TOGETHER = 4
-"""How many times fewer samples are scaled at a time than are written out: the scaled ones are read
-again while they are in the cache."""
+"""Factor by which fewer samples are scaled at a time than are materialized, so that the scaled ones
+are read again while they are in the cache."""
 
 
 def scaled_square(record: PerSampleGradients, each: Tensor, shift: Tensor | None) -> Tensor:
-    """Upper bounds of ``||grad_b each + shift||^2``, float64 ``[B]``.
+    """Return upper bounds of ``||grad_b each + shift||^2``, float64 ``[B]``.
 
-    Gradients that are kept are taken as they are, for they are what is summed. Others are summed
-    as products of operands, and are written out in float64 with the rounding of these sums on top.
+    Materialized gradients are taken as they are, for they are what is summed. Others are summed as
+    products of operands: they are materialized in float64, with the rounding of these sums added.
 
     Args:
-        record: of the gradients.
+        record: the gradients.
         each, shift: float64, of the parameter's shape.
     """
     exists = isinstance(record, ExplicitGradients)
@@ -56,7 +56,7 @@ def scaled_square(record: PerSampleGradients, each: Tensor, shift: Tensor | None
 
 
 def _in_float64(record: PerSampleGradients) -> PerSampleGradients:
-    """The same gradients as sums of float64 products, where the record has any."""
+    """Return the same gradients as sums of float64 products, where they are products at all."""
     if isinstance(record, LinearGradients):
         return LinearGradients(record.a.double(), record.g.double())
     if isinstance(record, ConvolutionGradients):
@@ -89,7 +89,7 @@ class _Entries:
         return norms * (1 + 2 * kind.eps) + slack
 
     def _room(self, rows: Tensor) -> Tensor:
-        """Memory that all pieces share: fresh pages would cost more than the scaling."""
+        """Return memory that all pieces share: fresh pages would cost more than the scaling."""
         if self._rows is None or self._rows.dtype is not rows.dtype or len(self._rows) < len(rows):
             self._rows = torch.empty_like(rows)
         return self._rows[: len(rows)]

@@ -24,12 +24,12 @@ Value = float | tuple[float, ...]
 
 
 class Scheduler(ABC):
-    """Base of the schedules.
+    """The base of the schedules.
 
     Args:
         optimizer: a private optimizer.
-        last_epoch: -1 begins with the value in use as base; k says that the value in use is that
-            of epoch k, and goes on with k + 1.
+        last_epoch: -1 takes the value in use as base. k takes it as the value of epoch k, and goes
+            on with epoch k + 1.
 
     Raises:
         InvalidInput: an optimizer that is not private, or a number out of range.
@@ -53,7 +53,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def factor(self, epoch: int) -> float:
-        """What the base is multiplied by in this epoch."""
+        """Return the factor by which the base is multiplied in this epoch."""
 
     def _base(self, now: Value) -> Value:
         if self.last_epoch < 0:
@@ -76,12 +76,12 @@ class Scheduler(ABC):
         self.last_epoch, self.base = epoch, base
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and base, as plain values."""
+        """Return epoch and base, as plain values."""
         base = list(self.base) if isinstance(self.base, tuple) else self.base
         return {"last_epoch": self.last_epoch, "base": base}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved epoch.
+        """Continue from a saved epoch.
 
         Raises:
             InvalidInput: not such a state; nothing has changed.
@@ -134,7 +134,7 @@ def _times(value: Value, factor: float) -> Value:
 
 
 class _Exponential(Scheduler):
-    """``factor(t) = gamma^t``."""
+    """A schedule with ``factor(t) = gamma^t``."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, gamma: float, last_epoch: int = -1
@@ -147,7 +147,7 @@ class _Exponential(Scheduler):
 
 
 class _Step(Scheduler):
-    """``factor(t) = gamma^floor(t / step_size)``."""
+    """A schedule with ``factor(t) = gamma^floor(t / step_size)``."""
 
     def __init__(
         self,
@@ -166,7 +166,10 @@ class _Step(Scheduler):
 
 
 class _Lambda(Scheduler):
-    """``factor(t) = function(t)``; the base is the value in use, whatever ``last_epoch`` is."""
+    """A schedule with ``factor(t) = function(t)``.
+
+    The base is the value in use, whatever ``last_epoch`` is.
+    """
 
     def __init__(
         self,
@@ -185,19 +188,19 @@ class _Lambda(Scheduler):
 
 
 class ExponentialNoise(_Exponential):
-    """``noise_multiplier = base gamma^t``."""
+    """The schedule ``noise_multiplier = base gamma^t``."""
 
     quantity = "noise_multiplier"
 
 
 class StepNoise(_Step):
-    """``noise_multiplier = base gamma^floor(t / step_size)``."""
+    """The schedule ``noise_multiplier = base gamma^floor(t / step_size)``."""
 
     quantity = "noise_multiplier"
 
 
 class LambdaNoise(_Lambda):
-    """``noise_multiplier = base noise_lambda(t)``."""
+    """The schedule ``noise_multiplier = base noise_lambda(t)``."""
 
     quantity = "noise_multiplier"
 
@@ -212,19 +215,19 @@ class LambdaNoise(_Lambda):
 
 
 class ExponentialGradClip(_Exponential):
-    """``max_grad_norm = base gamma^t``, every bound alike."""
+    """The schedule ``max_grad_norm = base gamma^t``, for every bound alike."""
 
     quantity = "max_grad_norm"
 
 
 class StepGradClip(_Step):
-    """``max_grad_norm = base gamma^floor(t / step_size)``, every bound alike."""
+    """The schedule ``max_grad_norm = base gamma^floor(t / step_size)``, for every bound alike."""
 
     quantity = "max_grad_norm"
 
 
 class LambdaGradClip(_Lambda):
-    """``max_grad_norm = base scheduler_function(t)``, every bound alike."""
+    """The schedule ``max_grad_norm = base scheduler_function(t)``, for every bound alike."""
 
     quantity = "max_grad_norm"
 

@@ -1,4 +1,4 @@
-"""Parameters that ``torch.distributed.fsdp.fully_shard`` divides among processes.
+"""Train parameters that ``torch.distributed.fsdp.fully_shard`` divides among processes.
 
 FSDP swaps each sharded parameter for a full-size one while its module runs. The full-size one is
 the private parameter; the optimizer keeps the shard. Full sums are reduced and cut, and the owner
@@ -47,18 +47,18 @@ class ShardedModule:
         self.shards = [p for _, p in named]
 
     def processes(self) -> Processes:
-        """Who holds the shards."""
+        """Return the processes that hold the shards."""
         group = self._params[0].mesh_info.shard_process_group
         return Processes(group, local(self.shards[0]).device)
 
     def bind(self, capture: Capture, processes: Processes) -> None:
-        """Have the capture see the full-size parameters.
+        """Let the capture see the full-size parameters.
 
         Raises:
             PrivacyError: they are private already.
         """
         self._scatter = processes.scatter
-        # FSDP makes them when it first gathers them; one module after the other saves memory.
+        # FSDP makes full-size parameters at the first gathering; one module at a time saves memory.
         for part in self.parts:
             part.unshard()
             part.reshard()
@@ -99,15 +99,15 @@ class ShardedModule:
             )
 
     def stand_ins(self) -> list[Tensor]:
-        """Tensors with the shapes and dtypes of the full parameters, without their memory."""
+        """Return tensors of the full parameters' shapes and dtypes, without their memory."""
         return [
             torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape) for p in self.shards
         ]
 
     def held(self) -> Shards:
-        """This process's parts, as tensors whose change is the parameter's.
+        """Return this process's shards, as tensors whose change is the parameter's.
 
-        Full-size values are given up: they would be old after the update.
+        Full-size values are freed: they would be outdated after the update.
         """
         self.reshard()
         parts = [local(p.detach()) for p in self.shards]
@@ -125,7 +125,7 @@ class ShardedModule:
             part.unshard()
 
     def reshard(self) -> None:
-        """Give up full-size values: what is updated next are the shards."""
+        """Free the full-size values: the next update is one of the shards."""
         for part in self.parts:
             part.reshard()
 
@@ -161,7 +161,7 @@ def _params_of(part: Any) -> list[Any]:
 
 
 def _share(param: Any) -> int:
-    """Entries of every process but the last ones: as many whole rows as it takes."""
+    """Return the number of entries in the shard of every process but the last ones: whole rows."""
     rows, entries = int(param._orig_size[0]), int(param._orig_size.numel())
     return -(-rows // int(param.mesh_info.shard_mesh_size)) * (entries // max(rows, 1))
 

@@ -1,10 +1,10 @@
-"""The state guard: what a module remembers follows no data.
+"""Guard the state that a module remembers: it must follow no data.
 
-It changes by count, by loading, or inside ``engine.public()``.
+It may change by count, by loading, or inside ``engine.public()``.
 
-Every pass, identities and versions of parameters and buffers are compared with those that the last
-one left behind, which is cheap; contents decide where they differ. Contents alone count before
-``state_dict()`` and copies of the module, since ``.data`` writes change no version.
+Every pass compares identities and versions of parameters and buffers with those that the last pass
+left behind, which is cheap; contents decide where they differ. Before ``state_dict()`` and copies
+of the module contents alone decide, since ``.data`` writes change no version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .parameter import without_torch_function
 from .table_entries import Table, TableEntries, read
 
 SMALL = 1 << 20
-"""Bytes up to which a tensor's content is looked at around every public block."""
+"""Maximum bytes of a tensor whose content is compared around every public block."""
 
 _VERSION = Tensor._version
 
@@ -34,12 +34,12 @@ _Marks = tuple[list[int], list[int]]
 
 
 class StateGuard:
-    """Approved contents of a module's buffers and frozen parameters.
+    """The approved contents of a module's buffers and frozen parameters.
 
     Args:
         module: the root.
-        trained: parameters that the engine updates; their contents change by themselves.
-        whole: whether parameters are always the same objects; else buffers alone are watched.
+        trained: returns the ``id`` of each parameter that the engine updates; those may change.
+        whole: tells whether parameters are always the same objects; else buffers alone are watched.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StateGuard:
         self.counted: set[str] = set()
         """Names of tensors that a probe saw changing alike for different samples."""
         self.on_finding: Callable[[UnsupportedModule], None] | None = None
-        """Called before an error about contents at ``state_dict()`` is raised."""
+        """Callback before an error about contents at ``state_dict()`` is raised."""
         self._trained = trained
         self._whole = whole
         self._approved: dict[str, tuple[int, torch.dtype]] = {}
@@ -61,7 +61,7 @@ class StateGuard:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read anew which modules there are."""
+        """Read anew which modules there are, and their tables of tensors."""
         self._modules = list(self.module.named_modules())
         self._buffers: list[Table] = [part._buffers for _, part in self._modules]
         self._tables_of_all: list[Table] = [
@@ -69,12 +69,12 @@ class StateGuard:
             *(part._parameters for _, part in self._modules),
         ]
         self._entries: TableEntries | None = None
-        """Of the tables, when tensors were last read from them; they keep these alive, so that no
-        other tensor gets the same identity."""
+        """What the tables held when tensors were last read from them. It keeps those alive, so
+        that no other tensor gets the same identity."""
         self._tensors: list[Tensor] = []
         self._own_ids: list[int] = []
         self._other: list[bool] = []
-        """Whether each tensor is none that the engine updates."""
+        """Whether each tensor is one that the engine does not update."""
 
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
@@ -87,13 +87,13 @@ class StateGuard:
                 self._watch(name, part)
 
     def detach(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching ``state_dict`` and ``load_state_dict``."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def approve(self, names: set[str] | None = None) -> None:
-        """Accept the contents now: of everything, or of these tensors."""
+        """Accept the present contents of all tensors, or of those named."""
         for name, tensor in self._watched():
             if names is None or name in names:
                 self._approved[name] = (content_hash(tensor), tensor.dtype)
@@ -109,7 +109,7 @@ class StateGuard:
             return
         (ids, versions), (known, left) = now, self._left
         if ids is known or ids == known:
-            # Steps change the trained ones, which is all there is in most loops.
+            # Steps change trained parameters, which is the only change in most loops.
             other = self._other
             if [*compress(versions, other)] == [*compress(left, other)]:
                 return
@@ -133,7 +133,7 @@ class StateGuard:
 
     @contextmanager
     def public(self) -> Iterator[None]:
-        """What is written in this block comes from public data, and is approved."""
+        """Approve what is written in this block, as it comes from public data."""
         if self._left is not None:
             self.before_pass()
         before = self._looked()
@@ -145,7 +145,7 @@ class StateGuard:
         self._left = None
 
     def check(self, prefix: str = "", part: nn.Module | None = None) -> None:
-        """Refuse contents that nobody approved, in one module or in all.
+        """Refuse contents that were not approved, in one module or in all.
 
         Raises:
             UnsupportedModule: names them.
@@ -185,7 +185,7 @@ class StateGuard:
         return found
 
     def _marked(self) -> list[_Place]:
-        """The tensors of ``_marks`` with their names, in the same order."""
+        """Return the tensors of ``_marks`` with their names, in the same order."""
         tables = ("_buffers", "_parameters") if self._whole() else ("_buffers",)
         return [
             (f"{name}.{n}" if name else n, t)
@@ -204,7 +204,7 @@ class StateGuard:
                 yield name, tensor
 
     def _marks(self) -> _Marks:
-        """Identity and version of every parameter and buffer."""
+        """Return identity and version of every parameter and buffer."""
         if self._entries is None or not self._entries.same():
             tables = self._tables_of_all if self._whole() else self._buffers
             self._entries = TableEntries(tables)
@@ -219,7 +219,7 @@ class StateGuard:
         return self._own_ids, versions
 
     def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
-        """The tensors whose mark is another one, trained parameters or all others."""
+        """Return the tensors whose mark has changed: trained parameters, or all others."""
         ids, versions = now
         if ids == before[0]:
             pairs = enumerate(zip(before[1], versions, strict=True))
@@ -251,7 +251,7 @@ class StateGuard:
         return self._unapproved((n, t) for n, t in self._watched() if t.nbytes <= SMALL)
 
     def _looked(self) -> dict[str, Any]:
-        """What changes when a tensor does: content of small ones, place and version of others."""
+        """Return the hash of each small tensor's content, and place and version of large ones."""
         with without_torch_function():
             return {
                 name: content_hash(t)
@@ -262,7 +262,7 @@ class StateGuard:
 
 
 class _CheckedHook(Hook):
-    """A hook of which no copy is made before it was called: copies hold the state too."""
+    """A hook that is called before it is copied, since a copy of the module holds the state too."""
 
     def __reduce__(self) -> Any:
         self.call()
@@ -275,7 +275,7 @@ def _changed(names: list[str], when: str) -> UnsupportedModule:
         f"buffer or frozen parameter {shown}",
         expected="contents that only engine.public(), load_state_dict() or a count changes",
         got=f"others, written {when}",
-        remedy="What a module absorbs from the data reaches state_dict() or later steps without "
-        "noise. Write from public data or released weights inside engine.public(); keep "
-        "everything else outside of the module.",
+        remedy="Write from public data or released weights inside engine.public(), and keep "
+        "everything else outside of the module: what it absorbs from the data reaches "
+        "state_dict() or later steps without noise.",
     )

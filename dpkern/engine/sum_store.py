@@ -1,7 +1,7 @@
-"""Memory for the clipped sums of a step, kept from one step to the next.
+"""Keep the memory of a step's clipped sums for the next step.
 
-Fresh pages cost more than zeroing. The memory is handed out again only when no tensor shares it any
-more, not even a view of a sum of the step before.
+Fresh pages cost more than zeroing. The memory is used again only when no tensor shares it any more,
+not even a view of a sum of the step before.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 KEPT = 1 << 22
-"""Numbers; larger sums are allocated anew, where the share of fresh pages is the same for all."""
+"""Maximum number of entries that are kept; larger sums are allocated anew."""
 _ALIGNED = 16
 
 
 class SumStore:
-    """One piece of zeros, cut into the shapes asked for."""
+    """The memory of zeros that is cut into the shapes asked for."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
         self._alone = 0
-        """How many hold the memory when it is not handed out."""
+        """Number of holders of the memory while no sum uses it."""
 
     def zeros(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
-        """Contiguous zeros of these shapes."""
+        """Return contiguous zeros of these shapes."""
         sizes = [math.prod(shape) for shape in shapes]
         starts = [0]
         for size in sizes:
@@ -51,6 +51,6 @@ class SumStore:
 
 
 def _holders(tensor: Tensor) -> int:
-    """How many tensors and others hold this tensor's memory."""
+    """Return the number of holders of this tensor's memory, tensors and others."""
     count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined, unused-ignore]
     return count

@@ -1,4 +1,4 @@
-"""What every trainable parameter is used for: one forward pass, of which only shapes are read."""
+"""Find every trainable parameter's use from the shapes of one forward pass."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ CONVOLUTIONS = ("conv1d", "conv2d", "spectral_conv2d")
 
 
 def survey(model: nn.Module, *example: Any) -> tuple[Site, ...]:
-    """The sites of a model's trainable parameters, in the order of ``named_parameters``.
+    """Return the sites of a model's trainable parameters, in the order of ``named_parameters``.
 
     Runs the model once, in evaluation mode, on ``example``; its values reach nothing but that
     forward pass, so zeros will do. Parameters, buffers, modes and random generators are as before
     afterwards.
 
     Args:
-        model: not private yet.
-        example: what the training loop passes to the model: the batch is the first dimension of
-            the tensors.
+        model: the model, not private yet.
+        example: arguments as in the training loop; the batch is the first dimension of the tensors.
 
     Returns:
         One site per parameter. Whatever is no whole kernel of one 1-D or 2-D convolution, and not
@@ -63,7 +62,7 @@ def survey(model: nn.Module, *example: Any) -> tuple[Site, ...]:
     with as_before(capture), _evaluating(model), torch.enable_grad():
         capture.attach()
         capture.begin_batch(rows)
-        capture.collected = []  # refusals are make_private's business
+        capture.collected = []  # make_private raises what is refused
         model(*example)
     return tuple(_site(slot, seen, rows) for slot in capture.slots)
 
@@ -93,12 +92,12 @@ def _site(slot: ParameterSource, seen: list[Seen], batch: int) -> Site:
 
 
 def _places(slot: ParameterSource, use: CapturedOp) -> list[int]:
-    """Which of the use's targets are the parameter or a part of it."""
+    """Return the numbers of the use's targets that are the parameter or a part of it."""
     return [i for i, t in enumerate(use.targets) if t is not None and t.source is slot]
 
 
 def _convolution(weight: tuple[int, ...], x: tuple[int, ...], options: dict[str, Any]) -> Site:
-    """The site of a kernel ``weight`` over inputs ``x``."""
+    """Return the site of a kernel ``weight`` over inputs ``x``, both given by their shapes."""
     groups = int(options["groups"])
     if len(weight) != len(x) or weight[1] * groups != x[1]:
         return Site(kind="other", shape=weight)  # used as a view of another shape

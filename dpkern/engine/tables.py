@@ -1,4 +1,4 @@
-"""What a use of an embedding table leaves behind, also of one that is a linear layer as well."""
+"""Per-sample gradients of embedding tables, also of those that serve as a linear layer too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .per_sample_gradients import LinearGradients, PerSampleGradients, rows_l1, 
 
 @dataclass
 class EmbeddingGradients(PerSampleGradients):
-    """``grad_b[v] = sum over t with ids[b, t] = v of g[b, t]``; ``padding_idx`` gets nothing."""
+    """Gradients of an embedding table: ``grad_b[v] = sum over t with ids[b, t] = v of g[b, t]``.
+
+    ``ids [B, T]`` are the looked-up rows, ``g [B, T, d]`` the output gradient; row ``padding_idx``
+    has the gradient zero.
+    """
 
     ids: Tensor
     g: Tensor
@@ -58,7 +62,7 @@ class EmbeddingGradients(PerSampleGradients):
 
     @property
     def _used(self) -> Tensor:
-        """``g`` without what goes to the padding."""
+        """The output gradient, with zeros at the padding."""
         g = to_sum_dtype(self.g)
         if self.padding_idx is None:
             return g
@@ -67,7 +71,7 @@ class EmbeddingGradients(PerSampleGradients):
 
 @dataclass
 class TiedGradients(PerSampleGradients):
-    """One weight that is both an embedding table and a linear layer, as in language models."""
+    """Gradients of one weight that is both an embedding table and a linear layer."""
 
     table: EmbeddingGradients
     head: LinearGradients
@@ -85,7 +89,7 @@ class TiedGradients(PerSampleGradients):
         return self.table.device
 
     def squared_norms(self) -> Tensor:
-        """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no part is ever under-reported."""
+        """Return ``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no term is underestimated."""
         ids, table, head = self.table.ids, self.table, self.head
         cross = ghost.tied_cross(
             ids,

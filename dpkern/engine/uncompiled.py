@@ -1,4 +1,4 @@
-"""Keep the engine's own work out of compiled graphs, at no price where nothing is compiled."""
+"""Keep the engine's own work out of compiled graphs, at no cost where nothing is compiled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.compiler import is_dynamo_compiling
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function such that ``torch.compile`` breaks its graphs at it.
 
-    Torch's own mark takes several calls to say so each time. Eager loops skip it.
+    Torch's own mark costs several calls each time; eager loops skip it.
     """
     disabled = _disable_dynamo(function)
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # The compiler knows the first question's answer, and never sees the second one.
+        # The compiler folds the first condition to a constant, and so never traces the second.
         if not is_dynamo_compiling() and get_eval_frame_callback() is None:
             return function(*args, **kwargs)
         return disabled(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A parameter's uses: where gradients come from, where they go, and to whom they belong."""
+"""Captured uses of parameters: the sources of gradients, their targets and their samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class GradientSource:
-    """Something whose per-sample gradient is wanted: a parameter or an expression of parameters."""
+    """A parameter, or an expression of parameters, whose per-sample gradient is captured."""
 
     def __init__(self, capture: Capture, name: str, shape: Sequence[int]) -> None:
         self.capture = capture
         self.name = name
         self.shape = tuple(shape)
         self.uses = 0
-        """Uses seen in the forward pass of the current samples."""
+        """Number of uses seen in the forward pass of the current samples."""
         self.indirect = False
         """Whether an expression of the current samples leads back here."""
         self.arrivals: list[CapturedGradients] = []
@@ -35,25 +35,25 @@ class GradientSource:
 
 
 class BackwardClipper(Protocol):
-    """Who finishes a clip group inside the backward pass."""
+    """An object that finishes clip groups inside the backward pass."""
 
     def on_gradient(self, slot: ParameterSource) -> None:
-        """A record of this parameter has arrived."""
+        """Finish the parameter's clip group if this gradient was its last."""
 
 
 class ParameterSource(GradientSource):
-    """A private parameter."""
+    """A private parameter as a source of per-sample gradients."""
 
     def __init__(self, capture: Capture, index: int, name: str, parameter: nn.Parameter) -> None:
         super().__init__(capture, name, parameter.shape)
         self.index = index
         self.parameter = parameter
         self.used = parameter
-        """What operations see of it: itself, or the full-size one that shards are gathered in."""
+        """Tensor that operations use: the parameter, or the full-size one that shards fill."""
         self.target = GradientTarget(self)
-        """Where a record of the whole of it goes."""
+        """Target of gradients of the whole parameter."""
         self.release: ReleaseMap | None = None
-        """What its sum is mapped by before noise is added; None: nothing."""
+        """Release map of its sum; None adds the noise to the sum itself."""
 
     @property
     def watched(self) -> bool:
@@ -62,17 +62,17 @@ class ParameterSource(GradientSource):
 
 @dataclass
 class CapturedGradients:
-    """One record of a source; ``rows`` if it is about these rows of it only."""
+    """Captured gradients of a source, or of the range ``rows`` of it."""
 
     record: PerSampleGradients
     rows: tuple[int, int] | None = None
     square: Tensor | None = None
-    """What it adds to the squared norms of its clip group, if that is known."""
+    """Contribution to the clip group's squared norms, float64 ``[B]``; None if not known yet."""
 
 
 @dataclass(frozen=True)
 class GradientTarget:
-    """Where a rule's record goes: a source, some of its rows, or its transpose."""
+    """The target of a rule's gradients: a source, some of its rows, or its transpose."""
 
     source: GradientSource
     rows: tuple[int, int] | None = None
@@ -81,7 +81,7 @@ class GradientTarget:
 
 @dataclass(eq=False)
 class CapturedOp:
-    """One captured operation: which samples it belongs to and where its records go."""
+    """A captured operation, with the samples that it belongs to and its gradients' targets."""
 
     capture: Capture
     operation: str
@@ -90,7 +90,7 @@ class CapturedOp:
     batch: int
     site: tuple[Any, ...]
     saved: dict[str, Any] = field(default_factory=dict)
-    """Plain facts that the rule's backward needs, no tensors."""
+    """Plain values that the rule's backward pass needs, no tensors."""
     first: bool = False
     """Whether its input is the module's, watched for the probe alone."""
 
@@ -100,11 +100,11 @@ class CapturedOp:
 
     @property
     def passes_on(self) -> bool:
-        """Whether anyone looks at the gradient of its input."""
+        """Whether the gradient of its input is needed."""
         return not self.first or self.capture.probe is not None
 
     def wants(self, g: Tensor | None) -> bool:
-        """Whether this output gradient is to be captured; looks at it if a probe runs."""
+        """Whether this output gradient is to be captured; a running probe looks at it instead."""
         if g is None:
             return False
         capture = self.capture
@@ -117,7 +117,7 @@ class CapturedOp:
         return True
 
     def arrive(self, which: int, record: PerSampleGradients) -> None:
-        """Hand over the record of target number ``which``."""
+        """Add gradients to target number ``which``."""
         target = self.targets[which]
         if target is None:
             return
@@ -131,12 +131,12 @@ class CapturedOp:
         records: Mapping[int, PerSampleGradients],
         whole: Callable[[], PerSampleGradients] | None,
     ) -> None:
-        """Hand over records by the number of their target.
+        """Add gradients to several targets.
 
         Args:
-            records: one for each target.
-            whole: makes a record whose squared norm is the sum of theirs; it is taken instead of
-                theirs where that comes to the same, and kept no longer. None: there is none.
+            records: the gradients by the number of their target.
+            whole: makes an object whose squared norms are the sums of theirs. It gives the norms
+                where only that sum is needed, and is dropped then. None takes each norm by itself.
         """
         targets = [self.targets[which] for which in records]
         if whole is None or not self.capture.norms_add_up(targets):
@@ -150,5 +150,5 @@ class CapturedOp:
             squares = torch.zeros_like(squares)
 
     def per_batch(self, tensor: Tensor) -> Tensor:
-        """``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
+        """Reshape ``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
         return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]

@@ -1,4 +1,4 @@
-"""What can be said against a model without running it, all of it at once.
+"""Find everything that keeps a model from being trained privately, without running it.
 
 ``check`` raises one error that lists every finding. What shows only when the model runs (samples
 mixed by an operation, an operation without a rule, buffers written by a custom module) is found by
@@ -49,7 +49,11 @@ class Finding:
 
 
 def static_findings(module: nn.Module) -> list[Finding]:
-    """Everything that module classes, their options and the parameters tell, in model order."""
+    """Return all findings from module classes, their options and the parameters, in model order.
+
+    Raises:
+        InvalidInput: it is no module.
+    """
     if not isinstance(module, nn.Module):
         raise InvalidInput(
             "module",
@@ -79,7 +83,7 @@ def check(module: nn.Module) -> list[Finding]:
 
 
 def refuse(module: nn.Module, findings: Iterable[Finding]) -> None:
-    """Raise ``UnsupportedModule`` if any of the findings is refused, with all of those."""
+    """Raise one ``UnsupportedModule`` with all refused findings, if there are any."""
     refused = [finding for finding in findings if finding.severity == "refuse"]
     if not refused:
         return
@@ -88,13 +92,15 @@ def refuse(module: nn.Module, findings: Iterable[Finding]) -> None:
         type(module).__name__,
         expected="a model whose per-sample gradients can be computed correctly",
         got="\n".join([f"{len(refused)} finding{'s' if len(refused) > 1 else ''}:", *lines, ""]),
-        remedy="Nothing was changed or trained.",
+        remedy="Follow the advice of each finding. Nothing was changed or trained.",
     )
 
 
 def is_frozen(part: nn.Module, root: nn.Module) -> bool:
-    """Whether a normalisation layer was put into eval mode on purpose, in a model that trains, and
-    so uses and keeps the statistics it has."""
+    """Whether a normalisation layer was put into eval mode on purpose, in a model that trains.
+
+    Such a layer uses and keeps the statistics that it has.
+    """
     tracked = getattr(part, "running_mean", None) is not None
     return tracked and root.training and not part.training
 
@@ -171,13 +177,13 @@ def _time_first(part: nn.Module, root: nn.Module) -> _Said | None:
         return (
             "note",
             "batch_first=False: correct by itself",
-            "Layers around it must see the batch first; batch_first=True saves transpositions.",
+            "Keep the batch first in the layers around it; batch_first=True saves transpositions.",
         )
     return None
 
 
 def _wrapper(part: nn.Module, root: nn.Module) -> _Said | None:
-    # By name: importing the classes of rarely used parts of torch takes long.
+    # Compared by name, because importing the classes of rarely used parts of torch takes long.
     kind = f"{type(part).__module__}.{type(part).__name__}"
     for suffix, what, remedy in _WRAPPERS:
         if kind.endswith(suffix):
@@ -217,7 +223,7 @@ _WRAPPERS = (
 
 
 def _observer(part: nn.Module, root: nn.Module) -> _Said | None:
-    """Quantisation-aware training keeps ranges of its activations."""
+    """Refuse observers of quantisation-aware training, which keep ranges of activations."""
     names = {cls.__name__ for cls in type(part).__mro__}
     if not names & {"FakeQuantizeBase", "ObserverBase"}:
         return None
@@ -297,7 +303,7 @@ def _unusable(name: str, parameter: nn.Parameter) -> Iterator[Finding]:
     if parameter.dtype not in TRAINABLE_DTYPES:
         listed = ", ".join(str(dtype) for dtype in TRAINABLE_DTYPES)
         yield _of_parameter(
-            name, f"has dtype {parameter.dtype}", f"Trained parameters may be {listed}."
+            name, f"has dtype {parameter.dtype}", f"Cast it to one of {listed}, or freeze it."
         )
     hooks: Any = parameter._backward_hooks or getattr(
         parameter, "_post_accumulate_grad_hooks", None

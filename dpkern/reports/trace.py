@@ -53,7 +53,7 @@ def phase_of(op: str) -> str | None:
         return UPDATE
     if name == "clip_factors":
         return FACTORS
-    if name.endswith("_sum") or name == "contract":
+    if name.endswith(("_sum", "_sum_error")) or name == "contract":
         return SUMS
     if name.endswith(("_norm", "_gradient")) or name in _FOR_NORMS:
         return NORMS

@@ -16,7 +16,7 @@ from ..base import validate as check
 from ..base.dispatch import BACKENDS
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.phase import CLIP, LEARN, NOISE, UPDATE, phase
-from ..base.rng import Key, Purpose
+from ..base.rng import Key
 from ..ops import clip, update
 from ..ops._count import Count
 from ..privacy.accounting import Certificate, Ledger
@@ -34,7 +34,7 @@ from .checks import (
     checked_mechanism,
     checked_params,
 )
-from .noise import noise_of, purpose_of
+from .noise import noise_of
 from .noise_binding import NoiseBinding
 from .noise_tables.source import NoiseSource
 from .release_checks import check_importance, check_ready, check_samples
@@ -296,16 +296,7 @@ class DPStep:
                 remedy="Call finish().",
             )
         self._begin([])
-        law = self.plan.distribution
-        if law is None:
-            return None
-        return update.Noise(
-            distribution=law,
-            scales=(),
-            stream=self.key.stream(purpose_of(law), self.steps),
-            positions=(),
-            rounding=self.key.stream(Purpose.ROUNDING, self.steps),
-        )
+        return noise_of(self.plan, self.key, self.steps)
 
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""

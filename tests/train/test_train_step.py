@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpkern.ops.clip import ClipResult
 from dpkern.train import MODELS, Session
 from dpkern.train.options import CLIPPINGS
 from tests.train.test_train import arrays
@@ -46,11 +47,13 @@ def gradients_in_a_loop(session: Session) -> tuple[list[str], list[list[torch.Te
     return list(named), rows
 
 
-def assert_sums_equal(got: list[torch.Tensor], rows: list[list[torch.Tensor]]) -> None:
+def assert_sums_equal(
+    got: list[torch.Tensor], rows: list[list[torch.Tensor]], rounding: float = 0.0
+) -> None:
     for mine, *theirs in zip(got, *rows, strict=True):
         want = torch.stack(theirs).sum(0)
         torch.testing.assert_close(
-            mine.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max())
+            mine.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()) + rounding
         )
 
 
@@ -84,17 +87,29 @@ def test_a_step_moves_by_the_clipped_sum(model: str, clipping: str, tmp_path: Pa
 def test_exact_arithmetic_gets_every_rows_gradient(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = one_step(tmp_path, model=model, noise_multiplier=1.0)
+    bound = 0.5
+    session = one_step(tmp_path, model=model, noise_multiplier=1.0, max_grad_norm=bound)
     _, rows = gradients_in_a_loop(session)
+    norms = [float(torch.cat([g.flatten() for g in row]).norm()) for row in rows]
     step, seen = session.training.step, []
-    add = step.add
+    add, found, units = step.add, [], []
 
-    def watched(per_sample: list[torch.Tensor]) -> None:
-        seen.append([g.double().sum(0) for g in per_sample])
-        assert len(per_sample[0]) <= 20
-        add(per_sample)
+    def watched(*, sum: ClipResult) -> None:
+        assert len(sum.norms) <= 20
+        assert sum.unit is not None
+        assert max(sum.unit) < 1e-5 * bound
+        units.extend(sum.unit)
+        seen.append([part * unit for part, unit in zip(sum.sums, sum.unit, strict=True)])
+        found.extend(sum.norms.tolist())
+        add(sum=sum)
 
     monkeypatch.setattr(step, "add", watched)
     session.training.run()
     assert len(seen) == 3
-    assert_sums_equal([torch.stack(parts).sum(0) for parts in zip(*seen, strict=True)], rows)
+    assert sorted(found) == pytest.approx(sorted(norms), rel=1e-4)
+    for gradients, norm in zip(rows, norms, strict=True):
+        for g in gradients:
+            g.mul_(min(1.0, bound / norm))
+    got = [torch.stack(parts).sum(0) for parts in zip(*seen, strict=True)]
+    # Every row's part of a sum is a whole number of units.
+    assert_sums_equal(got, rows, rounding=len(rows) * max(units))

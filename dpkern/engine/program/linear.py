@@ -39,6 +39,8 @@ class LinearSite(UseSite):
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
+        if self.plain_weight.dim() != 2:
+            raise NotReplayed(f"{facts.operation} takes its weight in another shape")
         self.outputs, self.inputs = self.plain_weight.shape
         self.positions = facts.fold * math.prod(facts.tail[:-1])
         if not self.positions or facts.tail[-1:] != (self.inputs,):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NOT_YIELDED = "samples that the private loader yielded"
 EARLIER_BATCH = "samples of an earlier one"
-STILL_WAITING = "while gradients of an earlier one wait"
+STILL_WAITING = "while gradients of an earlier one are pending"
 SECOND_STEP = "a second call for the same samples"
 ONE_ITERATION = "one iteration at a time"
 LEFT_OUT = "a batch left out after its forward pass"
