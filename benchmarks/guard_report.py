@@ -33,10 +33,14 @@ def table(rows: Rows) -> list[str]:
     for row in rows:
         cpu, wall = row["cpu"], row["wall"]
         shares = [_percent(cpu[part]) for part in ("all", "first", "secret", "passes")]
-        others = [_percent(wall["all"]), _percent(cpu["ratio of runs"] - 1)]
+        others = [
+            f"{cpu['epoch ms']:.2g}",
+            _percent(wall["all"]),
+            _percent(cpu["ratio of runs"] - 1),
+        ]
         lines.append([TASKS[row["task"]].title, f"{cpu['step ms']:.3g}", *shares, *others])
     columns = ["model", "step ms", "all %", "first step %", "secret probes %", "every pass %"]
-    return _table([*columns, "all %, wall clock", "whole runs %"], lines)
+    return _table([*columns, "next epoch ms", "all %, wall clock", "whole runs %"], lines)
 
 
 def parts_table(rows: Rows) -> list[str]:
@@ -61,8 +65,10 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         "of the thread unless the column says more. `all` = first step + secret probes + every "
         "pass; `first step` has the probe and the checks of `collate_fn`; `secret probes` is their "
         "expected number times the time of one; `every pass` is the median difference of steps "
-        "that were neighbours, times their number. `whole runs`: the ratio of sums, which has all "
-        "of the machine's noise and no secret probe.",
+        "that were neighbours and began no epoch, times their number; `next epoch` is what the "
+        "first step of another epoch adds for the checks of `collate_fn`, beside a run of one. "
+        "`whole runs`: the ratio of sums, which has all of the machine's noise, epochs of four "
+        "steps and no secret probe.",
         "",
         *table(rows),
         "",

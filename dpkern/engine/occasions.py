@@ -130,7 +130,7 @@ class Occasions:
         self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
         # Most passes find the same objects everywhere, which one look tells.
         self._everywhere = [*self._sized, *self._empty]
-        # Otherwise the attributes of the module's author are compared, and torch's tables that
+        # In the others the attributes of the module's author are compared, and torch's tables that
         # have entries.
         self._getters: list[Any] = []
         self._held: list[Any] = []
