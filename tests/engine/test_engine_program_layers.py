@@ -95,6 +95,42 @@ def test_an_attention_that_does_not_look_at_its_mask_is_caught(
         both(QUESTIONS["a mask"], make=Attending)
 
 
+class Normed(nn.Module):
+    """RMS norms over one and over two dimensions, with and without a given epsilon."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.one = nn.RMSNorm(6)
+        self.two = nn.RMSNorm([4, 6], eps=1e-3)
+        self.head = nn.Linear(6, 3)
+        self.turns = self.centres = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = F.layer_norm(y, (6,), self.one.weight, None) if self.centres else self.one(y)
+        y = self.two(y.transpose(1, 2).contiguous().transpose(1, 2) if self.turns else y)
+        return self.head(torch.tanh(y)).mean(1)
+
+
+def other_epsilon(run: Loop) -> None:
+    run.module.two.eps = 0.1
+
+
+def turn(run: Loop) -> None:
+    run.module.turns = True
+
+
+def centre(run: Loop) -> None:
+    run.module.centres = True
+
+
+@pytest.mark.parametrize("change", [None, other_epsilon, turn, centre])
+def test_rms_norm_is_replayed(change: Callable[[Loop], None] | None) -> None:
+    run = both(change, make=Normed)
+    assert run.replays > 2
+
+
 class Shapes(nn.Module):
     """Linear layers whose biases are summed over few positions, over one, over many and in one
     column."""

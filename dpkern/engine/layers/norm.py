@@ -100,9 +100,7 @@ class _RmsNorm(torch.autograd.Function):
         shape, eps = use.saved["shape"], use.saved["eps"]
         out = fresh(F.rms_norm(x, shape, weight, eps))
         with torch.autocast(x.device.type, enabled=False):
-            square = to_sum_dtype(x).square().flatten(x.dim() - len(shape)).mean(-1)
-        smallest = torch.finfo(x.dtype).eps if eps is None else eps
-        ctx.save_for_backward(x, (square + smallest).rsqrt(), weight)
+            ctx.save_for_backward(x, rms_norm_statistics(x, shape, eps), weight)
         return out
 
     @staticmethod
@@ -111,18 +109,30 @@ class _RmsNorm(torch.autograd.Function):
         use: CapturedOp = ctx.use
         if g is None:
             return (None,) * 4
-        x, rstd, weight = ctx.saved_tensors
         shape = use.saved["shape"]
-        rows, positions, size = _positions(x, shape)
-        flat = (
-            to_sum_dtype(g).view(rows, positions, size),
-            to_sum_dtype(x).view(rows, positions, size),
-        )
-        statistics = rstd.view(rows, positions)
-        dx, dweight = ghost.rms_norm_backward(*flat, statistics, to_sum_dtype(weight).view(size))
+        saved: tuple[Any, Any, Any] = ctx.saved_tensors
+        dx, dweight = rms_norm_gradients(*saved, g, shape)
         if use.wants(g):
             _deliver(use, shape, dweight)
-        return None, None, dx.view(x.shape).to(x.dtype), None
+        return None, None, dx, None
+
+
+def rms_norm_statistics(x: Tensor, shape: Sequence[int], eps: float | None) -> Tensor:
+    """One over the root mean square of what is normalised together."""
+    square = to_sum_dtype(x).square().flatten(x.dim() - len(shape)).mean(-1)
+    smallest = torch.finfo(x.dtype).eps if eps is None else eps
+    return (square + smallest).rsqrt()
+
+
+def rms_norm_gradients(
+    x: Tensor, rstd: Tensor, weight: Tensor, g: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The input's gradient, and that of the scale by row ``[k B, D]``."""
+    rows, positions, size = _positions(x, shape)
+    flat = to_sum_dtype(g).view(rows, positions, size), to_sum_dtype(x).view(rows, positions, size)
+    statistics = rstd.view(rows, positions)
+    dx, dweight = ghost.rms_norm_backward(*flat, statistics, to_sum_dtype(weight).view(size))
+    return dx.view(x.shape).to(x.dtype), dweight
 
 
 class _GroupNorm(torch.autograd.Function):

@@ -1,11 +1,11 @@
-"""Replay layer norm and group norm with private scale and shift."""
+"""Replay layer, RMS and group norm with private scale and shift."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ops import direct
 from ..layers import norm as recorded
-from ..parameter import REPLAYED, refuse_double_backward
+from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _differentiable = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _empty = torch.empty
+_POINTER = Tensor.data_ptr
 
 
 class NormSite(UseSite):
@@ -39,6 +40,9 @@ class NormSite(UseSite):
             raise NotReplayed(f"{facts.operation} is empty")
         self.weight_address = address(self.plain_weight)
         self.kernel = direct.kernel(f"{facts.operation}_backward", self.dtype)
+
+    written: ClassVar[int] = 2
+    """How many per-sample gradients the kernel writes."""
 
     sizes: tuple[int, ...]
     """Sizes of the kernel's operands, for the current batch."""
@@ -55,12 +59,12 @@ class NormSite(UseSite):
     def place(self, flat: Flat) -> None:
         self.weight_rows = flat.memory.rows_address(self.weight_part.rows)
         number = flat.spare_rows if self.bias_part is None else self.bias_part.rows
-        self.bias_rows = flat.memory.rows_address(number)
+        self.rows = (self.weight_rows, flat.memory.rows_address(number))[: self.written]
         self.flat = flat
 
     @abstractmethod
     def recorded_backward(
-        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+        self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the gradients of input, scale and shift as the recorded path computes them."""
 
@@ -86,7 +90,7 @@ def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
     run: ReplayRun = ctx.run
     site: NormSite = ctx.site
-    mean, rstd, weight = ctx.mean, ctx.rstd, site.plain_weight
+    statistics, weight = ctx.statistics, site.plain_weight
     if weight._version != ctx.version:
         written_since()
     use: Any = run.task == _task() or run.enters(site, g)
@@ -100,34 +104,50 @@ def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
                 g = g.contiguous()
             dx = _empty(site.shape, dtype=site.dtype)
             site.kernel(
-                *(g.data_ptr(), x.data_ptr(), mean.data_ptr(), rstd.data_ptr()),
-                *(site.weight_address, dx.data_ptr(), site.weight_rows, site.bias_rows),
-                *site.sizes,
-                run.threads,
+                *(g.data_ptr(), x.data_ptr(), *map(_POINTER, statistics)),
+                *(site.weight_address, dx.data_ptr(), *site.rows, *site.sizes, run.threads),
             )
             site.hold(run)
             return None, None, None, dx
-    dx, *gradients = site.recorded_backward(x, mean, rstd, weight, g)
+    dx, *gradients = site.recorded_backward(x, statistics, weight, g)
     if use is not False:
         recorded._deliver(use, site.gradient_shape, *gradients)
     return None, None, None, dx
 
 
-@kind
-class LayerNormSite(NormSite):
-    """Layer norm, with mean and variance over the last dimensions."""
-
-    operations = ("layer_norm",)
+class LastDimensionsSite(NormSite):
+    """A normalisation over the last dimensions."""
 
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
         size = math.prod(self.saved["shape"])
         self.sizes = (batch, math.prod(self.facts.tail) // size, size)
 
+
+@kind
+class LayerNormSite(LastDimensionsSite):
+    """Mean and variance over the last dimensions."""
+
+    operations = ("layer_norm",)
+
     def recorded_backward(
-        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+        self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
     ) -> tuple[Tensor, ...]:
+        mean, rstd = statistics
         return recorded.layer_norm_gradients(x, mean, rstd, weight, g, self.saved["shape"])
+
+
+@kind
+class RmsNormSite(LastDimensionsSite):
+    """Root mean square over the last dimensions; there is no shift."""
+
+    operations = ("rms_norm",)
+    written = 1
+
+    def recorded_backward(
+        self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
+    ) -> tuple[Tensor, ...]:
+        return recorded.rms_norm_gradients(x, statistics[0], weight, g, self.saved["shape"])
 
 
 @kind
@@ -142,8 +162,9 @@ class GroupNormSite(NormSite):
         self.sizes = (batch, channels, math.prod(self.facts.tail[1:]), groups)
 
     def recorded_backward(
-        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+        self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
     ) -> tuple[Tensor, ...]:
+        mean, rstd = statistics
         return recorded.group_norm_gradients(x, mean, rstd, weight, g)
 
 
@@ -157,7 +178,22 @@ class _ReplayedLayerNorm(torch.autograd.Function):
             x, saved["shape"], weight, site.plain_bias, saved["eps"]
         )
         ctx.save_for_backward(x)
-        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
+        ctx.statistics, ctx.version = (mean, rstd), weight._version
+        return out
+
+    backward = staticmethod(_backward)
+
+
+class _ReplayedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: RmsNormSite, x: Tensor) -> Tensor:
+        ctx.run, ctx.site = run, site
+        ctx.set_materialize_grads(False)
+        weight, shape, eps = site.plain_weight, site.saved["shape"], site.saved["eps"]
+        out = fresh(F.rms_norm(x, shape, weight, eps))
+        ctx.save_for_backward(x)
+        ctx.version = weight._version
+        ctx.statistics = (recorded.rms_norm_statistics(x, shape, eps),)
         return out
 
     backward = staticmethod(_backward)
@@ -175,7 +211,7 @@ class _ReplayedGroupNorm(torch.autograd.Function):
             x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]
         )
         ctx.save_for_backward(x)
-        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
+        ctx.statistics, ctx.version = (mean, rstd), weight._version
         return out
 
     backward = staticmethod(_backward)
@@ -183,7 +219,9 @@ class _ReplayedGroupNorm(torch.autograd.Function):
 
 _apply_layer_norm = apply_of(_ReplayedLayerNorm)
 _apply_group_norm = apply_of(_ReplayedGroupNorm)
+_apply_rms_norm = apply_of(_ReplayedRmsNorm)
 skip_frames(_ReplayedLayerNorm)
+skip_frames(_ReplayedRmsNorm)
 skip_frames(_ReplayedGroupNorm)
 
 
@@ -201,6 +239,20 @@ def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return _apply_layer_norm(run.program.capture.anchor, run, site, args[0])
 
 
+def rms_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``F.rms_norm`` as ``nn.RMSNorm`` calls it; None if it is not the next use."""
+    if len(args) != 2 or len(kwargs) != 2:
+        return None
+    found = next_site(kwargs["weight"], None, args[0], RmsNormSite)
+    if found is None:
+        return None
+    run, site = found
+    if args[1] != site.saved["shape"] or kwargs["eps"] != site.saved["eps"]:
+        run.cursor -= 1
+        return None
+    return _apply_rms_norm(run.program.capture.anchor, run, site, args[0])
+
+
 def group_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run ``F.group_norm`` as ``nn.GroupNorm`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 3:
@@ -216,4 +268,5 @@ def group_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 REPLAYED[F.layer_norm] = layer_norm
+REPLAYED[F.rms_norm] = rms_norm
 REPLAYED[F.group_norm] = group_norm
