@@ -102,7 +102,8 @@ def _raw(op: Op[..., Any], call: Call) -> tuple[Callable[[], Any], Any]:
         function._run = _native.caller(function._schema, kernels, _extension.threads, {})
         function.direct = _native._never
         try:
-            held = op(*call.args, **call.kwargs)
+            bound = schema.bind(*call.args, **call.kwargs)
+            held = op._chosen(None, bound)[1].run(bound)
         finally:
             function.direct = direct
             del function._run

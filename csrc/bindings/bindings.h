@@ -45,6 +45,9 @@ std::vector<T> list_from_bytes(std::string_view content) {
   return made;
 }
 
+// What declarations name lives as long as the process.
+inline PyObject* kept(const pybind11::handle& object) { return object.inc_ref().ptr(); }
+
 using Addresses = std::vector<std::uintptr_t>;
 using Integers = std::vector<std::int64_t>;
 

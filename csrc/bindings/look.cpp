@@ -4,65 +4,13 @@
 
 #include <algorithm>
 
+#include "bindings/bindings.h"
+
 namespace py = pybind11;
 
 namespace dpkern::bindings {
 
-Torch torch;
-
-int Torch::place(PyObject* dtype) const {
-  for (std::size_t i = 0; i < dtypes.size(); ++i) {
-    if (dtypes[i].object == dtype) return static_cast<int>(i);
-  }
-  return -1;
-}
-
 namespace {
-
-// Whatever Python object the declarations name lives as long as the process.
-PyObject* kept(const py::handle& object) { return object.inc_ref().ptr(); }
-
-int find_dtype(const View& view) {
-  if (view.dtype.lanes != 1) return -1;
-  for (std::size_t i = 0; i < torch.dtypes.size(); ++i) {
-    const Dtype& known = torch.dtypes[i];
-    if (known.code == view.dtype.code && known.bits == view.dtype.bits) return static_cast<int>(i);
-  }
-  return -1;
-}
-
-bool is_contiguous(const View& view) {
-  std::int64_t expected = 1;
-  bool packed = true;
-  for (int i = view.dims - 1; i >= 0; --i) {
-    if (view.shape[i] == 0) return true;
-    if (view.shape[i] == 1) continue;
-    packed = packed && view.strides[i] == expected;
-    expected *= view.shape[i];
-  }
-  return packed;
-}
-
-bool is_transposed(const View& view) {
-  if (view.dims != 2) return false;
-  const std::int64_t shape[2] = {view.shape[1], view.shape[0]};
-  const std::int64_t strides[2] = {view.strides[1], view.strides[0]};
-  View turned = view;
-  turned.shape = shape;
-  turned.strides = strides;
-  return is_contiguous(turned);
-}
-
-bool is_empty(const View& view) {
-  return std::find(view.shape, view.shape + view.dims, 0) != view.shape + view.dims;
-}
-
-// Whether torch notes, and may note only, that the numbers in its memory are to be negated.
-bool is_negated(PyObject* tensor) {
-  PyObject* negated = PyObject_CallOneArg(torch.is_negated, tensor);
-  Py_XDECREF(negated);
-  return negated != Py_False;
-}
 
 PyObject* size_of(const Shape& shape) {
   PyObject* const made = torch.size->tp_alloc(torch.size, shape.dims);
@@ -104,12 +52,15 @@ Look::Look(const py::dict& declared) {
     made.optional = given["optional"].cast<bool>();
     if (made.is == Is::kTensor) {
       made.written = given["written"].cast<bool>();
+      made.filled = given["filled"].cast<bool>();
       made.group = static_cast<Group>(given["group"].cast<int>());
       made.dims = given["dims"].cast<std::vector<int>>();
       made.literals = given["literals"].cast<std::vector<std::int64_t>>();
       made.rest = given["rest"].cast<int>();
       made.layout = static_cast<Layout>(given["layout"].cast<int>());
       made.many = given["many"].cast<bool>();
+      made.repeated = given["repeated"].cast<bool>();
+      made.one_dtype = given["one_dtype"].cast<bool>();
       made.alone = given["alone"].cast<bool>();
       made.may_be_empty = given["may_be_empty"].cast<bool>();
     }
@@ -165,24 +116,26 @@ bool Look::arrange(PyObject* args, PyObject* names, Seen& seen) const {
 
 bool Look::at(Seen& seen) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    Argument& argument = seen.arguments[i];
-    if (parameter.is == Is::kObject) continue;
-    if (parameter.optional && argument.value == Py_None) continue;
-    if (parameter.is != Is::kTensor) {
-      if (!value(parameter, argument, seen)) return false;
-      continue;
-    }
-    // What may be missing decides for no other.
-    const int kind = seen.kind_of_call;
-    const std::int32_t device = seen.device, index = seen.device_index;
-    PyObject* const first = seen.first;
-    if (!tensors(parameter, argument, seen)) return false;
-    if (parameter.optional) {
-      seen.kind_of_call = kind;
-      seen.device = device, seen.device_index = index;
-      seen.first = first;
-    }
+    if (!at(i, seen)) return false;
+  }
+  return true;
+}
+
+bool Look::at(std::size_t place, Seen& seen) const {
+  const Parameter& parameter = parameters_[place];
+  Argument& argument = seen.arguments[place];
+  if (parameter.is == Is::kObject) return true;
+  if (parameter.optional && argument.value == Py_None) return true;
+  if (parameter.is != Is::kTensor) return value(parameter, argument, seen);
+  // What may be missing decides for no other.
+  const int kind = seen.kind_of_call;
+  const std::int32_t device = seen.device, index = seen.device_index;
+  PyObject* const first = seen.first;
+  if (!tensors(parameter, argument, seen)) return false;
+  if (parameter.optional) {
+    seen.kind_of_call = kind;
+    seen.device = device, seen.device_index = index;
+    seen.first = first;
   }
   return true;
 }
@@ -203,13 +156,15 @@ bool Look::tensors(const Parameter& parameter, Argument& argument, Seen& seen) c
   } else if (type != &PyTuple_Type) {
     return false;
   }
-  PyObject* const items = argument.items != nullptr ? argument.items : argument.value;
+  PyObject* const items = argument.tensors();
   const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(items));
   if (count == 0 && !parameter.may_be_empty) return false;
   argument.many.reserve(count);
   if (parameter.rest >= 0) {
     Size& rest = seen.sizes[parameter.rest];
-    if (rest.bound && rest.shapes.size() != count) return false;
+    const std::size_t known = rest.shapes.size();
+    const bool again = parameter.repeated && known != 0 && count % known == 0;
+    if (rest.bound && known != count && !again) return false;
     argument.binds = !rest.bound;
     if (argument.binds) rest.shapes.reserve(count);
   }
@@ -223,7 +178,7 @@ bool Look::tensors(const Parameter& parameter, Argument& argument, Seen& seen) c
 
 bool Look::tensor(const Parameter& parameter, PyObject* value, std::size_t item, Argument& argument,
                   Seen& seen) const {
-  if (Py_TYPE(value) != torch.tensor && Py_TYPE(value) != torch.parameter) return false;
+  if (!torch.is_tensor(value)) return false;
   View view;
   if (torch.exchange->view(value, &view) != 0) return false;
   if (view.offset != 0 || (view.data == nullptr && !is_empty(view))) return false;
@@ -239,7 +194,9 @@ bool Look::tensor(const Parameter& parameter, PyObject* value, std::size_t item,
     const auto found = std::find(allowed.begin(), allowed.end(), dtype);
     if (found == allowed.end()) return false;
     if (parameter.group == Group::kLeading) seen.kind_of_call = dtype;
-    if (item == 0) argument.kind = static_cast<int>(found - allowed.begin());
+    const int place = static_cast<int>(found - allowed.begin());
+    if (item == 0) argument.kind = place;
+    if (parameter.one_dtype && place != argument.kind) return false;
   }
 
   if (seen.device < 0) {
@@ -269,7 +226,7 @@ bool Look::tensor(const Parameter& parameter, PyObject* value, std::size_t item,
     if (parameter.many) {
       if (argument.binds) {
         size.shapes.push_back(rest);
-      } else if (!(size.shapes[item] == rest)) {
+      } else if (!(size.shapes[item % size.shapes.size()] == rest)) {
         return false;
       }
     } else if (!size.bound) {
@@ -284,6 +241,7 @@ bool Look::tensor(const Parameter& parameter, PyObject* value, std::size_t item,
   if (parameter.layout == Layout::kContiguous && !packed) return false;
   if (parameter.layout == Layout::kTransposable && !packed && !is_transposed(view)) return false;
   argument.transposed = !packed;
+  argument.packed = argument.packed && packed;
   if (parameter.many) {
     argument.many.push_back(view.data);
   } else {
@@ -397,37 +355,6 @@ PyObject* Look::bound(const Seen& seen, PyObject* plan) const {
   PyTuple_SET_ITEM(made, 3, device);
   PyTuple_SET_ITEM(made, 4, Py_NewRef(plan));
   return made;
-}
-
-namespace {
-
-bool has_shape(const View& view, PyObject* shape) {
-  if (!PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) != view.dims) return false;
-  for (int i = 0; i < view.dims; ++i) {
-    if (PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i)) != view.shape[i]) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguous) {
-  const auto is_list = [](PyObject* x) { return PyList_CheckExact(x) || PyTuple_CheckExact(x); };
-  if (!is_list(tensors) || !is_list(shapes) || !PyTuple_CheckExact(dtypes)) return false;
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors);
-  if (PySequence_Fast_GET_SIZE(shapes) != count) return false;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* const tensor = PySequence_Fast_GET_ITEM(tensors, i);
-    if (Py_TYPE(tensor) != torch.tensor && Py_TYPE(tensor) != torch.parameter) return false;
-    View view;
-    if (torch.exchange->view(tensor, &view) != 0 || view.device.type != kCpu) return false;
-    if (view.offset != 0 || (view.data == nullptr && !is_empty(view))) return false;
-    const int dtype = find_dtype(view);
-    if (dtype < 0 || PySequence_Contains(dtypes, torch.dtypes[dtype].object) != 1) return false;
-    if (!has_shape(view, PySequence_Fast_GET_ITEM(shapes, i))) return false;
-    if ((contiguous && !is_contiguous(view)) || is_negated(tensor)) return false;
-  }
-  return true;
 }
 
 }  // namespace dpkern::bindings

@@ -6,42 +6,13 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <string>
+#include <memory>
 #include <vector>
 
-#include "bindings/exchange.h"
 #include "bindings/seen.h"
+#include "bindings/tensors.h"
 
 namespace dpkern::bindings {
-
-// A dtype that ops know.
-struct Dtype {
-  std::uint8_t code, bits;
-  PyObject* object;
-  int sum;  // the place of the dtype of its sums
-};
-
-// What is known of torch: set once, before the first look.
-struct Torch {
-  const Exchange* exchange = nullptr;
-  std::vector<Dtype> dtypes;
-  PyTypeObject* tensor = nullptr;
-  PyTypeObject* parameter = nullptr;
-  PyTypeObject* size = nullptr;
-  PyTypeObject* bound = nullptr;
-  PyObject* cpu = nullptr;
-  PyObject* is_negated = nullptr;
-  PyObject* empty_strided = nullptr;
-  PyObject* changed = nullptr;
-
-  int place(PyObject* dtype) const;
-};
-
-extern Torch torch;
-
-// Whether these are tensors on the CPU of these shapes, each of one of these dtypes, whose memory
-// holds their numbers; false: Python knows better.
-bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguous);
 
 enum class Is { kObject, kTensor, kChoice, kInteger, kFloat, kBool, kDtype, kDevice };
 enum class Group { kOwn, kLeading, kSum };
@@ -62,6 +33,7 @@ struct Parameter {
   bool by_name = false;
   bool optional = false;
   bool written = false;
+  bool filled = false;
   // tensors
   Group group = Group::kOwn;
   std::vector<int> dtypes;
@@ -70,6 +42,8 @@ struct Parameter {
   int rest = kNoRest;                  // place of *S, or kAnyRest
   Layout layout = Layout::kContiguous;
   bool many = false;
+  bool repeated = false;   // a list of several lists of these sizes
+  bool one_dtype = false;  // of all tensors of a list
   bool alone = false;
   bool may_be_empty = false;
   // choices
@@ -87,10 +61,27 @@ class Look {
  public:
   explicit Look(const pybind11::dict& declared);
 
+  // An empty call. Those that have ended leave their memory to the next ones.
+  auto begin() const {
+    std::unique_ptr<Seen> seen;
+    if (spare_.empty()) {
+      seen = std::make_unique<Seen>(parameters_.size(), sizes_);
+    } else {
+      seen = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    const auto end = [this](Seen* ended) {
+      ended->clear();
+      spare_.emplace_back(ended);
+    };
+    return std::unique_ptr<Seen, decltype(end)>(seen.release(), end);
+  }
   // Put the arguments at their places; false: Python knows better.
   bool arrange(PyObject* args, PyObject* names, Seen& seen) const;
   // Look at them.
   bool at(Seen& seen) const;
+  // Look at one of them.
+  bool at(std::size_t place, Seen& seen) const;
   // The op's own check; a new reference, null with an error. None without one.
   PyObject* own_check(const Seen& seen) const;
   // The call as Python's kernels take it; a new reference, null with an error.
@@ -112,6 +103,7 @@ class Look {
   std::vector<int> size_kinds_;  // of the public ones: 0 a number, 1 a shape, 2 a list of shapes
   bool trusts_ = false;          // tensors come from an op, which has seen whether any is negated
   PyObject* check_ = nullptr;
+  mutable std::vector<std::unique_ptr<Seen>> spare_;  // guarded by Python's lock
 };
 
 }  // namespace dpkern::bindings

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace dpkern::bindings {
@@ -53,8 +54,18 @@ struct Argument {
   int kind = -1;
   bool transposed = false;
   bool binds = false;  // a list whose shapes others must have
+  bool packed = true;  // every tensor is contiguous
+  bool made = false;   // of the call's own memory
 
   bool given() const { return value != Py_None; }
+  PyObject* tensors() const { return items != nullptr ? items : value; }
+  // As new, but for the memory of its lists.
+  void clear() {
+    Argument next;
+    many.clear(), integers.clear(), numbers.clear();
+    next.many.swap(many), next.integers.swap(integers), next.numbers.swap(numbers);
+    *this = std::move(next);
+  }
 };
 
 class Seen {
@@ -62,8 +73,22 @@ class Seen {
   Seen(std::size_t parameters, std::size_t named) : arguments(parameters), sizes(named) {}
   Seen(const Seen&) = delete;
   Seen& operator=(const Seen&) = delete;
-  ~Seen() {
+  ~Seen() { clear(); }
+
+  // As new, for the next call.
+  void clear() {
+    for (Argument& argument : arguments) argument.clear();
+    for (Size& size : sizes) {
+      Size next;
+      size.shapes.clear();
+      next.shapes.swap(size.shapes);
+      size = std::move(next);
+    }
+    results.fill(nullptr);
+    first = nullptr;
+    kind_of_call = device = device_index = -1;
     for (PyObject* object : owned_) Py_DECREF(object);
+    owned_.clear();
   }
 
   // Keep a new object until the call has ended.

@@ -105,7 +105,10 @@ def _tensor_source(
         yield f"{_local(spread)} = []"
         note = f"{_local(spread)}.append(_shape[{len(parameter.dims) - 1}:])"
     elif spread is not None:
-        yield f"if len({name}) != len({_local(spread)}): {_LEAVE}"
+        shapes = _local(spread)
+        if "repeated" in parameter.marks:
+            shapes = f"({shapes} * (len({name}) // len({shapes})))"
+        yield f"if len({name}) != len({shapes}): {_LEAVE}"
         note = None
     else:
         note = None
@@ -124,7 +127,7 @@ def _tensor_source(
         yield from _one_source(binder, f"{name}[0]", known, place, spread=None)
     each = "_rest" if spread is not None and spread in known else None
     if spread is not None and each:
-        yield f"for _item, {each} in zip({name}, {_local(spread)}):"
+        yield f"for _item, {each} in zip({name}, {shapes}):"
     else:
         yield f"for _item in {name}:"
     inner.extend(_one_source(parameter, "_item", known, place, spread=each))

@@ -63,6 +63,8 @@ class Look:
             raise _no_list(parameter, value)
         spread = next((dim for dim in parameter.dims if dim.startswith("*")), None)
         known = None if spread is None else self.sizes.get(spread)
+        if known and "repeated" in parameter.marks:
+            known = [*known] * (len(value) // len(known))
         if known is not None and len(known) != len(value):
             raise InvalidInput(
                 parameter.name,

@@ -128,6 +128,8 @@ dense = "dense"
 """Mark of a tensor without gaps in memory, its first dimension outermost, others in any order."""
 any_number = "any_number"
 """Mark of a list that may be empty."""
+repeated = "repeated"
+"""Mark of a list that holds several lists of the sizes ``*S``, one behind the other."""
 transposable = "transposable"
 """Mark of a matrix that is contiguous, or the transpose of a contiguous one."""
 
@@ -148,7 +150,7 @@ class TensorParameter:
     @property
     def layout(self) -> str:
         """The layout in memory: ``contiguous``, or one of the marks for it."""
-        others = (written, filled, any_number)
+        others = (written, filled, any_number, repeated)
         return next((mark for mark in self.marks if mark not in others), "contiguous")
 
 
@@ -455,6 +457,7 @@ __all__ = [
     "is_bound",
     "passed",
     "read",
+    "repeated",
     "strided",
     "transposable",
     "written",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -68,6 +68,7 @@ class ClipBounds:
         norm_bound: what no sample's own contribution exceeds.
         enforced: the bound per clip group: one number, or one per tensor (per layer).
         unit: ``units`` in exact arithmetic, else None.
+        p: the norm.
     """
 
     max_norms: tuple[float, ...]
@@ -76,6 +77,7 @@ class ClipBounds:
     norm_bound: float
     enforced: tuple[float, ...]
     unit: tuple[float, ...] | None
+    p: int
 
     @staticmethod
     def of(
@@ -99,7 +101,44 @@ class ClipBounds:
             sum(enforced) if p == 1 else math.hypot(*enforced),
             tuple(max_norms[i] for i in groups),
             None if unit is None else units,
+            p,
         )
+
+    def exact_dtype(self, batch_size: int) -> torch.dtype:
+        """Return the narrowest dtype that holds every sum of integers."""
+        most = batch_size * max(self.unit_bounds)
+        return torch.int32 if most <= _INT32_MOST else torch.int64
+
+    def result(
+        self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor, nonfinite: Count
+    ) -> ClipResult:
+        """Wrap sums and norms with the bound that was enforced."""
+        fields = self._fields.copy()
+        fields["sums"] = sums
+        fields["norms"] = norms
+        fields["nonfinite"] = nonfinite
+        fields["batch_size"] = norms.numel()
+        made = object.__new__(ClipResult)  # whose own way of setting attributes takes 2 us
+        object.__setattr__(made, "__dict__", fields)
+        return made
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of every result; of those that a call makes only the places."""
+        return {
+            "sums": (),
+            "norm_bound": self.norm_bound,
+            "norms": None,
+            "nonfinite": 0,
+            "batch_size": 0,
+            "arithmetic": "float" if self.unit is None else "exact",
+            "unit": self.unit,
+            "p": self.p,
+            "max_norms": self.enforced,
+            "raw": None,
+            "clipped_as": None,
+            "bounded_by": "checked",
+        }
 
     @cached_property
     def packed(self) -> bytes:
@@ -156,8 +195,7 @@ class ClipRequest(NamedTuple):
     @property
     def exact_dtype(self) -> torch.dtype:
         """The narrowest dtype that holds every sum of integers."""
-        most = self.batch_size * max(self.unit_bounds)
-        return torch.int32 if most <= _INT32_MOST else torch.int64
+        return self.bounds.exact_dtype(self.batch_size)
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -189,24 +227,8 @@ class ClipRequest(NamedTuple):
         self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor, nonfinite: Count | None = None
     ) -> ClipResult:
         """Wrap sums and norms with the bound that was enforced."""
-        bounds = self.bounds
-        made = object.__new__(ClipResult)  # whose own way of setting attributes takes 2 us
-        fields = {
-            "sums": sums,
-            "norm_bound": bounds.norm_bound,
-            "norms": norms,
-            "nonfinite": count(~torch.isfinite(norms)) if nonfinite is None else nonfinite,
-            "batch_size": norms.shape[0],
-            "arithmetic": self.arithmetic,
-            "unit": bounds.unit,
-            "p": self.p,
-            "max_norms": bounds.enforced,
-            "raw": None,
-            "clipped_as": None,
-            "bounded_by": "checked",
-        }
-        object.__setattr__(made, "__dict__", fields)
-        return made
+        bad = count(~torch.isfinite(norms)) if nonfinite is None else nonfinite
+        return self.bounds.result(sums, norms, bad)
 
 
 def unit_bound(max_norm: float, unit: float) -> int:

@@ -130,13 +130,28 @@ def _check_clip_sum(
     unit: float | Sequence[float] | None,
     out: Sequence[Tensor] | None,
 ) -> ClipRequest:
-    count = len(tensors)
+    bounds = bounds_of(len(tensors), max_grad_norm, unit, p, style, arithmetic)
+    if out is not None:
+        check_out(tensors, arithmetic, out)
+    return ClipRequest(tuple(tensors), bounds, p, style, arithmetic)
+
+
+def bounds_of(
+    count: int,
+    max_grad_norm: float | Sequence[float],
+    unit: float | Sequence[float] | None,
+    p: int,
+    style: str,
+    arithmetic: str,
+) -> ClipBounds:
+    """Return the bounds of so many tensors, checked.
+
+    Raises:
+        InvalidInput: numbers that do not fit each other or the style.
+    """
     single = max_grad_norm.__class__ is float and (unit is None or unit.__class__ is float)
     checked = _known_bounds if single else _checked_bounds
-    bounds = checked(max_grad_norm, unit, count, p, style, arithmetic)
-    if out is not None:
-        _check_out(tensors, arithmetic, out)
-    return ClipRequest(tuple(tensors), bounds, p, style, arithmetic)
+    return checked(max_grad_norm, unit, count, p, style, arithmetic)
 
 
 def _checked_bounds(
@@ -205,7 +220,12 @@ def _check_per_tensor(count: int, each: bool, **value: object) -> None:
         check.positive_at(f"{name}[{i}]", number)
 
 
-def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]) -> None:
+def check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]) -> None:
+    """Check accumulators for the sums of these gradients.
+
+    Raises:
+        InvalidInput: another list, or tensors of other shapes, dtypes or devices.
+    """
     if not isinstance(out, (list, tuple)) or len(out) != len(tensors):
         raise InvalidInput(
             "out",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from ...base.codes import Style
 from ...base.dispatch import Kernel
 from ...base.schema import BoundCall
 from ...base.signature import Double, Gradient, Summed, any_number, filled
+from .. import clip
 from .._clip_request import ClipBounds as ClipBound
-from ..clip import ClipResult, Power
+from ..clip import ClipRequest, ClipResult, Power
 from . import _native
 from ._native import CPU, compiled
 
@@ -63,12 +65,39 @@ def _clip_sum(bound: BoundCall) -> ClipResult:
         increment_version(sums)
     norms = _native.empty((batch,), torch.float64)
     tensors, bounds, p, style, _ = request
-    nonfinite = clip_rows.direct(tensors, sums, norms, bounds, p=p, style=style, fresh=out is None)
-    if nonfinite is NotImplemented:
-        grads = _contiguous(tensors)
-        nonfinite = clip_rows(grads, sums, norms, bounds, p=p, style=style, fresh=out is None)
+    grads = _contiguous(tensors)
+    nonfinite = clip_rows(grads, sums, norms, bounds, p=p, style=style, fresh=out is None)
     made: ClipResult = request.result(sums, norms, nonfinite)
     return made
+
+
+def prepare(
+    grads: Sequence[Tensor],
+    max_grad_norm: float | Sequence[float],
+    p: int,
+    style: str,
+    arithmetic: str,
+    unit: float | Sequence[float] | None,
+    out: Sequence[Tensor] | None,
+) -> Any:
+    """Return the arguments of ``clip_rows`` that are not those of ``clip_sum``."""
+    bounds = clip.bounds_of(len(grads), max_grad_norm, unit, p, style, arithmetic)
+    if arithmetic == "exact":
+        if out is None:
+            return bounds.exact_dtype(len(grads[0])), None, bounds, True
+        clip.check_out(grads, arithmetic, out)
+        ClipRequest(tuple(grads), bounds, p, style, arithmetic).with_room(out)
+    elif out is not None and out[0].dtype is not clip.sum_dtype(grads[0].dtype):
+        return NotImplemented
+    return out, None, bounds, out is None
+
+
+def finish(
+    prepared: tuple[Any, ...], sums: tuple[Tensor, ...], norms: Tensor, nonfinite: int
+) -> ClipResult:
+    """Return the result of ``clip_sum``."""
+    bounds: ClipBound = prepared[2]
+    return bounds.result(sums, norms, nonfinite)
 
 
 def _contiguous(grads: Sequence[Tensor]) -> list[Tensor]:

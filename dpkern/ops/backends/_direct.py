@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.dtypes import DTYPES, sum_dtype
+from ...base.errors import DPKernError
 from ...base.ranges import RANGES, has_range
 from ...base.schema import BoundCall, Schema
 from ...base.signature import (
@@ -131,9 +132,9 @@ def caller(
         trusts: whether the tensors come from an op, which has checked that none is a negated view.
     """
     signature = schema.signature
-    described = _described(schema)
+    described = _compiled(schema, threads)
     results = [_result(result, signature) for result in signature.results or ()]
-    if described is None or None in results or signature.plan is not None:
+    if described is None or None in results:
         return None
     names = [parameter.name for parameter in signature.parameters]
     written = [p.name for p in signature.tensors if "written" in p.marks]
@@ -145,30 +146,81 @@ def caller(
         returns = _Returns.RESULTS if results else _Returns.NOTHING
     if returns is _Returns.CHANGED and not written:
         return None
-    kernels = [signature.name]
-    if kinds(signature):
-        known = {getattr(torch, kind): f"{signature.name}_{kind}" for kind in kinds(signature)}
-        kernels = [*(known.get(dtype, "") for dtype in _CODES), ""]
     made_into = signature.made_into
     described |= {
-        "declaration": _bindings.declaration(signature),
-        "kernels": kernels,
         "results": results,
         "out": names.index("out") if results and "out" in names else -1,
         "returns": returns,
         "changed": names.index(written[0]) if returns is _Returns.CHANGED else -1,
         "made_into": None if made_into is None else schema.function.__globals__[made_into],
         "found": found,
-        "threads": threads,
         "trusts": trusts,
     }
     return extension.caller(described)  # type: ignore[no-any-return]
 
 
-def runner(schema: Schema, extension: Any, run: Callable[[BoundCall], Any]) -> Direct | None:
-    """Return the op as one call of a kernel in Python, which refuses nothing on the CPU."""
-    described = _described(schema)
-    return None if described is None else extension.caller({**described, "python": run})
+def composed(
+    schema: Schema,
+    function: Schema,
+    extension: Any,
+    threads: Callable[[], int],
+    *,
+    prepare: Callable[..., tuple[Any, ...]],
+    finish: Callable[..., Any],
+) -> Direct | None:
+    """Return an op as one call of a compiled function, in the manner of ``caller``.
+
+    Args:
+        schema: of the op.
+        function: the function's. Its parameters take the op's arguments of their names, but for
+            structs.
+        extension: ``dpkern._C``.
+        threads: how many may run.
+        prepare: takes the op's arguments. It checks what neither look sees, and returns the
+            function's other arguments in order, and behind them what ``finish`` needs. A tensor
+            that the function fills may be None or a dtype: it is made. With ``NotImplemented`` or
+            an error that is not dpkern's it leaves the call to Python.
+        finish: ``finish(prepared, *filled, number)`` returns the op's result, from the tensors that
+            the function has filled and the number that it returned.
+    """
+    described, compiled = _described(schema), _compiled(function, threads)
+    if described is None or compiled is None:
+        return None
+    ours = [parameter.name for parameter in schema.signature.parameters]
+    sizes = _names(schema.signature)
+    return extension.composed(  # type: ignore[no-any-return]
+        {
+            "op": described | {"check": prepare},
+            "function": compiled,
+            "arguments": [
+                ours.index(parameter.name)
+                if parameter.name in ours and not isinstance(parameter, ObjectParameter)
+                else -1
+                for parameter in function.signature.parameters
+            ],
+            "sizes": [
+                sizes.index(name) if name in sizes else -1 for name in _names(function.signature)
+            ],
+            "finish": finish,
+            "refusal": DPKernError,
+        }
+    )
+
+
+def _compiled(schema: Schema, threads: Callable[[], int]) -> dict[str, Any] | None:
+    """A compiled function as C++ reads it."""
+    signature, described = schema.signature, _described(schema)
+    if described is None or signature.plan is not None:
+        return None
+    kernels = [signature.name]
+    if kinds(signature):
+        known = {getattr(torch, kind): f"{signature.name}_{kind}" for kind in kinds(signature)}
+        kernels = [*(known.get(dtype, "") for dtype in _CODES), ""]
+    return described | {
+        "declaration": _bindings.declaration(signature),
+        "kernels": kernels,
+        "threads": threads,
+    }
 
 
 def _names(signature: Signature) -> list[str]:
@@ -254,6 +306,7 @@ def _tensor(parameter: TensorParameter, names: list[str]) -> dict[str, Any]:
     return {
         "is": _Is.TENSOR,
         "written": "written" in parameter.marks,
+        "filled": "filled" in parameter.marks,
         "group": group,
         "dtypes": [_PLACES[dtype] for dtype in DTYPES[parameter.group]],
         "dims": [names.index(dim) if _is_name(dim) else _ANY_SIZE for dim in fixed],
@@ -261,6 +314,8 @@ def _tensor(parameter: TensorParameter, names: list[str]) -> dict[str, Any]:
         "rest": end,
         "layout": _LAYOUTS[parameter.layout],
         "many": parameter.many,
+        "repeated": "repeated" in parameter.marks,
+        "one_dtype": parameter.group == "Summed",
         "alone": parameter.alone,
         "may_be_empty": "any_number" in parameter.marks,
     }
@@ -286,4 +341,4 @@ def _result(result: TensorParameter, signature: Signature) -> dict[str, Any] | N
     }
 
 
-__all__ = ["Direct", "binder", "caller", "connect", "runner"]
+__all__ = ["Direct", "binder", "caller", "composed", "connect"]

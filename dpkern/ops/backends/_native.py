@@ -128,6 +128,16 @@ class CompiledFunction(Generic[P, R]):
         """Call with what an op has checked: all arguments and sizes in the signature's order."""
         return self._run((args, sizes, kind, device, None))  # type: ignore[no-any-return]
 
+    def carrying_out(
+        self, op: Schema, prepare: Callable[..., Any], finish: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """Return an op as one call of this connected function (``_direct.composed``)."""
+        assert self._connection is not None
+        extension, threads = self._connection
+        return _direct.composed(
+            op, self._schema, extension, threads, prepare=prepare, finish=finish
+        )
+
     @cached_property
     def _run(self) -> Callable[[Any], Any]:
         assert self._connection is not None, "the compiled module is loaded"

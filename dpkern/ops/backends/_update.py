@@ -9,11 +9,13 @@ from torch import Tensor
 
 from ...base.dispatch import Kernel
 from ...base.schema import BoundCall
-from ...base.signature import Float, Position, Positive, Summed, any_number, written
+from ...base.signature import Float, Position, Positive, Summed, any_number, repeated, written
 from .. import update
-from .._update_noise import UpdateNoise
+from .._update_noise import UpdateNoise, check_noise
+from ..noise import INTEGERS
 from ._native import CPU, compiled
 
+RULES = (update.SGD, update.Adam, update.AdamW)
 Rule = tuple[float, ...]
 """An optimizer's numbers, ``update.Rule.packed``."""
 
@@ -22,7 +24,7 @@ Rule = tuple[float, ...]
 def update_tensors(  # type: ignore[empty-body]
     params: Sequence[Float[Tensor, "*P", written]],
     sums: Sequence[Summed[Tensor, "*P"]],
-    buffers: Sequence[Float[Tensor, "...", written, any_number]],
+    buffers: Sequence[Float[Tensor, "*P", written, any_number, repeated]],
     positions: Sequence[Position],
     scales: Sequence[Positive],
     *,
@@ -62,6 +64,35 @@ def _step(bound: BoundCall) -> int:
         return 0
     bad = update_tensors.run(arguments(*bound.args), bound.sizes, bound.kind, bound.device)
     state.steps += 1
+    return bad
+
+
+def prepare(
+    params: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    rule: update.Rule,
+    state: update.State,
+    gradient_scale: float,
+    noise: update.Noise | None,
+) -> Any:
+    """Return the arguments of ``update_tensors`` that are not those of ``update.step``."""
+    names, dtype = rule.buffer_names(), sums[0].dtype
+    summed = dtype is params[0].dtype or (noise is not None and dtype in INTEGERS)
+    lists = [state.buffers[name] for name in names]
+    alike = tuple(state.buffers) == names and all(len(each) == len(params) for each in lists)
+    if not (summed and alike and type(rule) in RULES and type(state) is update.State):
+        return NotImplemented
+    if noise is not None:
+        check_noise(noise, params, sums)
+    noise, t, powers = update.at_clock(noise, rule, state.steps)
+    buffers = [buffer for each in lists for buffer in each]
+    places = ((), ()) if noise is None else (noise.positions, noise.scales)
+    return buffers, *places, rule.packed(t, powers), noise, state
+
+
+def finish(prepared: tuple[Any, ...], bad: int) -> int:
+    """Return the result of ``update.step``."""
+    prepared[-1].steps += 1
     return bad
 
 

@@ -70,8 +70,11 @@ COMPILED = (
 )
 """Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
 
-_ALL_ON_THE_CPU = ("clip.clip_sum", "update.step")
-"""Ops whose kernel in Python refuses nothing on the CPU."""
+_COMPOSED: dict[str, tuple[Any, ...]] = {
+    "clip.clip_sum": (_clip.clip_rows, _clip.prepare, _clip.finish),
+    "update.step": (_update.update_tensors, _update.prepare, _update.finish),
+}
+"""Ops that a compiled function carries out, and what stands before and behind its call."""
 
 COUNTING = ("coef.perturb", "coef.quadratic")
 """Those whose kernel returns how many entries it refuses."""
@@ -89,8 +92,9 @@ def load() -> tuple[bool, str]:
         dispatch.register(name, "cpu", made if around is None else around(made))
     direct = _direct.connect(extension)
     for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
-        if direct and name in _ALL_ON_THE_CPU:
-            call = _direct.runner(dispatch.OPS[name].schema, extension, kernel.run)
+        if direct and name in _COMPOSED:
+            function, prepare, finish = _COMPOSED[name]
+            call = function.carrying_out(dispatch.OPS[name].schema, prepare, finish)
             kernel = replace(kernel, direct=call)
         dispatch.register(name, "cpu", kernel)
     for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):

@@ -5,6 +5,7 @@ Biases, scales and kept gradients of all parameters go through one call each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -49,7 +50,9 @@ def explicit_norm(
 def _check_bound(
     squares: Tensors, max_grad_norm: float, dtype: torch.dtype, scale: float, automatic: bool
 ) -> None:
-    if automatic or max_grad_norm != float("inf"):
+    if max_grad_norm.__class__ is float and 0 < max_grad_norm < math.inf:
+        return  # the common case
+    if automatic or max_grad_norm != math.inf:
         check.positive(max_grad_norm=max_grad_norm)
 
 
