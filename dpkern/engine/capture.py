@@ -22,7 +22,7 @@ from .hooks import Hook
 from .local import local
 from .module_parameters import ModuleParameters, no_gradient
 from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
-from .per_sample_gradients import ExplicitGradients
+from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
@@ -117,8 +117,9 @@ class Capture:
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self.joint_norms = False
-        """Whether all parameters are clipped together, by norms that floating-point sums ask
-        for."""
+        """Whether all parameters are clipped together, so that several may share one norm."""
+        self.joint_square: Callable[[PerSampleGradients], Tensor] = squared_norms
+        """The squared norm that such records share."""
         self.unscaled = False
         """Whether backward passes undo a mean over the samples before it rounds anything."""
         self.mean_undone = False

@@ -174,14 +174,10 @@ class _IntegerGroup:
         """Upper bounds of the squared norms of what is made whole, part by part."""
         for slot, arrival in self.others:
             with attributed_to(slot):
-                square = (
-                    arrival.square if arrival.square is not None else arrival.record.squared_norms()
-                )
-                error = rounding_error(arrival.record)
-                # 2^-40: more than these few operations lose.
-                yield (
-                    square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
-                )
+                if arrival.joined and arrival.square is not None:
+                    yield arrival.square  # with the rounding of all that it stands for
+                else:
+                    yield squared_norms_rounded(arrival.record, arrival.square)
         yield from (arrival.square for _, arrival, _ in self.explicit if arrival.square is not None)
         fresh = [(slot, grads) for slot, arrival, grads in self.explicit if arrival.square is None]
         if fresh:
@@ -217,6 +213,19 @@ def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradi
     out = sums[slot.index]
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
+
+
+def squared_norms_rounded(record: PerSampleGradients, square: Tensor | None = None) -> Tensor:
+    """Return upper bounds of the squared norms of the numbers that are truncated.
+
+    Args:
+        record: of one use, or of several weights side by side that share output gradients.
+        square: its gradient's squared norms, where they are known.
+    """
+    square = record.squared_norms() if square is None else square
+    error = rounding_error(record)
+    # 2^-40: more than these few operations lose.
+    return square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
 
 
 @singledispatch
@@ -287,4 +296,10 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
     )
 
 
-__all__ = ["add_integers", "integer_sums", "rounding_error", "sums_in_place"]
+__all__ = [
+    "add_integers",
+    "integer_sums",
+    "rounding_error",
+    "squared_norms_rounded",
+    "sums_in_place",
+]

@@ -147,6 +147,11 @@ class PerSampleGradients(ABC):
         """In which gradients are written out."""
 
 
+def squared_norms(record: PerSampleGradients) -> Tensor:
+    """Return upper bounds of the record's squared norms."""
+    return record.squared_norms()
+
+
 @dataclass
 class ExplicitGradients(PerSampleGradients):
     """Per-sample gradients that exist anyway, ``[B, *shape]``."""
