@@ -118,8 +118,8 @@ class Capture:
         """Whether a parameter's only record has its norm taken when it arrives."""
         self.joint_norms = False
         """Whether all parameters are clipped together, so that several may share one norm."""
-        self.joint_square: Callable[[PerSampleGradients], Tensor] = squared_norms
-        """The squared norm that such records share."""
+        self.square_of: Callable[[PerSampleGradients], Tensor] = squared_norms
+        """What a record adds to the squared norms of its clip group."""
         self.unscaled = False
         """Whether backward passes undo a mean over the samples before it rounds anything."""
         self.mean_undone = False
@@ -410,7 +410,7 @@ class Capture:
         if alone and whole and self.norms_on_arrival:
             arrival.record = record = with_clip_norm(source, record, self)
             if not isinstance(record, ExplicitGradients) or record.squares is not None:
-                arrival.square = record.squared_norms()
+                arrival.square = self.square_of(record)
         if self.early is not None:
             self.early.on_gradient(source)
 

@@ -88,7 +88,7 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     one_group = len({block.clip_group for block in now.blocks}) == 1
     capture.unscaled = in_place = sums_in_place(now, capture.slots)
     capture.joint_norms = one_group and (now.arithmetic == "float" or in_place)
-    capture.joint_square = squared_norms_rounded if in_place else squared_norms
+    capture.square_of = squared_norms_rounded if in_place else squared_norms
     if not one_group and now.arithmetic == "float":
         capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 

@@ -38,6 +38,9 @@ from .tables import EmbeddingGradients, TiedGradients
 from .uses import CapturedGradients, ParameterSource
 
 Part = tuple[ParameterSource, CapturedGradients]
+MADE_IN_PLACE = (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
+"""Records whose integers are made without writing gradients out."""
+
 _INT32_MOST = 2**31 - 1
 NEAREST_MOST = 1 << 22
 """M below which gradients of one position may be rounded to nearest."""
@@ -138,9 +141,7 @@ class _IntegerGroup:
             if slot.index not in mine:
                 continue
             record = arrival.record
-            if isinstance(
-                record, (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
-            ):
+            if isinstance(record, MADE_IN_PLACE):
                 self.others.append((slot, arrival))
             elif isinstance(record, ExplicitGradients):
                 explicit.append((slot, arrival, record.grads))
@@ -174,10 +175,11 @@ class _IntegerGroup:
         """Upper bounds of the squared norms of what is made whole, part by part."""
         for slot, arrival in self.others:
             with attributed_to(slot):
-                if arrival.joined and arrival.square is not None:
-                    yield arrival.square  # with the rounding of all that it stands for
-                else:
-                    yield squared_norms_rounded(arrival.record, arrival.square)
+                yield (
+                    squared_norms_rounded(arrival.record)
+                    if arrival.square is None
+                    else arrival.square
+                )
         yield from (arrival.square for _, arrival, _ in self.explicit if arrival.square is not None)
         fresh = [(slot, grads) for slot, arrival, grads in self.explicit if arrival.square is None]
         if fresh:
@@ -215,15 +217,13 @@ def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradi
     return out.view(arrival.record.shape)
 
 
-def squared_norms_rounded(record: PerSampleGradients, square: Tensor | None = None) -> Tensor:
+def squared_norms_rounded(record: PerSampleGradients) -> Tensor:
     """Return upper bounds of the squared norms of the numbers that are truncated.
 
-    Args:
-        record: of one use, or of several weights side by side that share output gradients.
-        square: its gradient's squared norms, where they are known.
+    Records that are written out for their sums count as they are.
     """
-    square = record.squared_norms() if square is None else square
-    error = rounding_error(record)
+    square = record.squared_norms()
+    error = rounding_error(record) if isinstance(record, MADE_IN_PLACE) else None
     # 2^-40: more than these few operations lose.
     return square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
 

@@ -68,8 +68,6 @@ class CapturedGradients:
     rows: tuple[int, int] | None = None
     square: Tensor | None = None
     """What it adds to the squared norms of its clip group, if that is known."""
-    joined: bool = False
-    """Whether it stands for several records: the first one's square is that of all together."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +145,10 @@ class CapturedOp:
             for which, record in records.items():
                 self.arrive(which, record)
             return
-        squares = self.capture.joint_square(whole())
+        squares = self.capture.square_of(whole())
         for target, record in zip(targets, records.values(), strict=True):
             assert target is not None
-            target.source.arrivals.append(CapturedGradients(record, square=squares, joined=True))
+            target.source.arrivals.append(CapturedGradients(record, square=squares))
             squares = torch.zeros_like(squares)
 
     def per_batch(self, tensor: Tensor) -> Tensor:

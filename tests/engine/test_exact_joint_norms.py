@@ -10,6 +10,7 @@ from dpkern.engine import clipping
 from dpkern.engine.capture import Capture
 from dpkern.engine.exact_sums import rounding_error
 from dpkern.engine.per_sample_gradients import LinearGradients
+from dpkern.engine.uses import CapturedGradients
 from dpkern.ops.clip import ClipResult
 from dpkern.privacy.mechanisms import DPSGD
 from dpkern.privacy.mechanisms.plan import Plan
@@ -49,6 +50,15 @@ def captured(
     return capture, plan
 
 
+def weights(capture: Capture) -> list[CapturedGradients]:
+    """What arrived for the two weights of the recurrent layer."""
+    return [slot.arrivals[0] for slot in capture.slots[:2]]
+
+
+def squares_of(arrivals: list[CapturedGradients]) -> list[Tensor]:
+    return [each.square for each in arrivals if each.square is not None]
+
+
 def summed(capture: Capture, plan: Plan) -> ClipResult:
     result = clipping.clipped_sums(capture, plan)
     assert isinstance(result, ClipResult)
@@ -57,10 +67,8 @@ def summed(capture: Capture, plan: Plan) -> ClipResult:
 
 def test_a_shared_norm_bounds_the_parts_with_their_rounding() -> None:
     capture, _ = captured(nn.LSTM)
-    arrivals = [slot.arrivals[0] for slot in capture.slots if slot.arrivals[0].joined]
-    assert len(arrivals) == 2
-    squares = [each.square for each in arrivals if each.square is not None]
-    assert len(squares) == 2
+    arrivals = weights(capture)
+    squares = squares_of(arrivals)
     assert not squares[1].any()
     apart = torch.zeros(B, dtype=torch.float64)
     for each in arrivals:
@@ -79,10 +87,8 @@ def test_sums_differ_by_little_from_norms_apart() -> None:
     shared = summed(capture, plan)
     capture.detach()
     capture, plan = captured(nn.LSTM)
-    for slot in capture.slots:
-        for arrival in slot.arrivals:
-            if arrival.joined:
-                arrival.square, arrival.joined = None, False
+    for arrival in weights(capture):
+        arrival.square = None
     apart = summed(capture, plan)
     capture.detach()
     for one, other in zip(shared.sums, apart.sums, strict=True):
@@ -104,9 +110,9 @@ def test_no_sample_exceeds_the_bound(layer: type[nn.RNNBase], scale: float) -> N
 
 def test_float_sums_share_norms_without_rounding() -> None:
     capture, _ = captured(nn.LSTM, "float")
-    joined = [slot.arrivals[0] for slot in capture.slots if slot.arrivals[0].joined]
-    assert len(joined) == 2
-    total = sum(each.square for each in joined if each.square is not None)
+    joined = weights(capture)
+    assert not squares_of(joined)[1].any()
+    total = sum(squares_of(joined))
     apart = sum(each.record.squared_norms() for each in joined)
     torch.testing.assert_close(total, apart, rtol=1e-4, atol=0)
     capture.detach()
