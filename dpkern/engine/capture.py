@@ -23,7 +23,7 @@ from .hooks import Hook
 from .local import local
 from .module_parameters import ModuleParameters, no_gradient
 from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
-from .per_sample_gradients import ExplicitGradients
+from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
@@ -123,10 +123,11 @@ class Capture:
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self.joint_norms = False
-        """Whether all parameters are clipped together, by norms that floating-point sums ask
-        for."""
+        """Whether all parameters are clipped together, so that several may share one norm."""
         self.recorded = False
         """Whether sources may hold uses or gradients: a replayed step leaves none with them."""
+        self.square_of: Callable[[PerSampleGradients], Tensor] = squared_norms
+        """What a record adds to the squared norms of its clip group."""
         self.unscaled = False
         """Whether backward passes undo a mean over the samples before it rounds anything."""
         self.mean_undone = False
@@ -443,7 +444,7 @@ class Capture:
         if alone and whole and self.norms_on_arrival:
             arrival.record = record = with_clip_norm(source, record, self)
             if not isinstance(record, ExplicitGradients) or record.squares is not None:
-                arrival.square = record.squared_norms()
+                arrival.square = self.square_of(record)
         if self.early is not None:
             self.early.on_gradient(source)
 

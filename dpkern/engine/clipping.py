@@ -32,11 +32,11 @@ from .allocator import keep_freed_pages
 from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients, take_over, with_clip_norm
-from .exact_sums import integer_sums, sums_in_place
+from .exact_sums import integer_sums, squared_norms_rounded, sums_in_place
 from .layers.expression import Expression
 from .merge import merge
 from .parameter import without_torch_function
-from .per_sample_gradients import ExplicitGradients, to_sum_dtype_dense
+from .per_sample_gradients import ExplicitGradients, squared_norms, to_sum_dtype_dense
 from .program import kinds
 from .program.close import close_replayed
 from .uses import CapturedGradients, ParameterSource
@@ -90,9 +90,9 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     capture.before_arrivals = (lambda: take_over(capture, plan())) if special else None
     capture.norms_on_arrival = now.arithmetic == "float" or sums_in_place(now, capture.slots)
     one_group = len({block.clip_group for block in now.blocks}) == 1
-    # Integer sums add the rounding of each use to its own norm.
-    capture.joint_norms = one_group and now.arithmetic == "float"
-    capture.unscaled = sums_in_place(now, capture.slots)
+    capture.unscaled = in_place = sums_in_place(now, capture.slots)
+    capture.joint_norms = one_group and (now.arithmetic == "float" or in_place)
+    capture.square_of = squared_norms_rounded if in_place else squared_norms
     if not one_group and now.arithmetic == "float":
         capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 

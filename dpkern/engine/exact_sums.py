@@ -38,6 +38,9 @@ from .tables import EmbeddingGradients, TiedGradients
 from .uses import CapturedGradients, ParameterSource
 
 Part = tuple[ParameterSource, CapturedGradients]
+MADE_IN_PLACE = (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
+"""Records whose integers are made without writing gradients out."""
+
 _INT32_MOST = 2**31 - 1
 NEAREST_MOST = 1 << 22
 """M below which gradients of one position may be rounded to nearest."""
@@ -141,9 +144,7 @@ class _IntegerGroup:
             if slot.index not in mine:
                 continue
             record = arrival.record
-            if isinstance(
-                record, (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
-            ):
+            if isinstance(record, MADE_IN_PLACE):
                 self.others.append((slot, arrival))
             elif isinstance(record, ExplicitGradients):
                 explicit.append((slot, arrival, record.grads))
@@ -177,13 +178,10 @@ class _IntegerGroup:
         """Yield upper bounds of the squared norms of the numbers that become integers, by part."""
         for slot, arrival in self.others:
             with attributed_to(slot):
-                square = (
-                    arrival.square if arrival.square is not None else arrival.record.squared_norms()
-                )
-                error = rounding_error(arrival.record)
-                # 2^-40 exceeds the rounding of these few operations.
                 yield (
-                    square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
+                    squared_norms_rounded(arrival.record)
+                    if arrival.square is None
+                    else arrival.square
                 )
         yield from (arrival.square for _, arrival, _ in self.explicit if arrival.square is not None)
         fresh = [(slot, grads) for slot, arrival, grads in self.explicit if arrival.square is None]
@@ -220,6 +218,17 @@ def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradi
     out = sums[slot.index]
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
+
+
+def squared_norms_rounded(record: PerSampleGradients) -> Tensor:
+    """Return upper bounds of the squared norms of the numbers that are truncated.
+
+    Records that are written out for their sums count as they are.
+    """
+    square = record.squared_norms()
+    error = rounding_error(record) if isinstance(record, MADE_IN_PLACE) else None
+    # 2^-40: more than these few operations lose.
+    return square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
 
 
 @singledispatch
@@ -290,4 +299,10 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
     )
 
 
-__all__ = ["add_integers", "integer_sums", "rounding_error", "sums_in_place"]
+__all__ = [
+    "add_integers",
+    "integer_sums",
+    "rounding_error",
+    "squared_norms_rounded",
+    "sums_in_place",
+]

@@ -149,6 +149,11 @@ class PerSampleGradients(ABC):
         """The dtype of materialized gradients."""
 
 
+def squared_norms(record: PerSampleGradients) -> Tensor:
+    """Return upper bounds of the record's squared norms."""
+    return record.squared_norms()
+
+
 @dataclass
 class ExplicitGradients(PerSampleGradients):
     """Materialized per-sample gradients, ``[B, *shape]``, with their squared norms if known."""

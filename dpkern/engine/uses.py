@@ -150,7 +150,7 @@ class CapturedOp:
                 self.arrive(which, record)
             return
         self.capture.recorded = True
-        squares = whole().squared_norms()
+        squares = self.capture.square_of(whole())
         for target, record in zip(targets, records.values(), strict=True):
             assert target is not None
             target.source.arrivals.append(CapturedGradients(record, square=squares))
