@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.engine import capture, unshared
 from dpkern.engine.provenance.tensor import TrackedTensor
 
 B, STEPS = 4, 4
@@ -102,3 +103,13 @@ def test_what_a_hook_of_the_user_keeps_stays_an_ordinary_tensor() -> None:
     module.register_forward_hook(lambda m, args, out: unseen.things.append(out))
     assert all(is_alias(out) for out in outputs(module))
     assert {type(out) for out in unseen.things} == {Tensor}
+
+
+def test_without_counting_holders_what_somebody_holds_would_be_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capture, "holders_of", lambda output: unshared.fewest_holders())
+    module, unseen = mlp(), _Unseen()
+    module.register_forward_hook(lambda m, args, out: unseen.things.append(out))
+    assert not any(is_alias(out) for out in outputs(module))
+    assert TrackedTensor in {type(out) for out in unseen.things}
