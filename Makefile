@@ -26,7 +26,8 @@ CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
 # Python that CMake reads: structs, codes, lists of kernels, signatures of ops.
 DECLARED := $(wildcard csrc/generate.py dpkern/base/laws.py dpkern/base/codes.py dpkern/base/layouts.py \
-	dpkern/base/signature.py dpkern/ops/*.py dpkern/ops/*/*.py)
+	dpkern/base/struct_types.py dpkern/base/signature.py dpkern/base/signature_reader.py \
+	dpkern/ops/*.py dpkern/ops/*/*.py)
 EMULATOR := $(wildcard tests/emulator/*)
 BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/base/version.py $(CSRC) \
 	$(DECLARED)

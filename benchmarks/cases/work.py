@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpkern.base.dispatch import Cost
+from dpkern.base.op_cost import Cost
 
 
 @dataclass(frozen=True)

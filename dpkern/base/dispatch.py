@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -25,6 +24,8 @@ import torch
 
 from . import interop
 from .errors import BackendError, InvalidInput
+from .kernel import Kernel
+from .op_cost import Cost
 from .schema import BoundCall, Schema
 
 P = ParamSpec("P")
@@ -38,47 +39,6 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
 """The order of choice per device, set by measurement (on CUDA devices: expected, not measured)."""
 
 BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The traffic and operations of one call, a projection of its closed form (``cost.forms``).
-
-    Attributes:
-        bytes_read, bytes_written: traffic at the call's edge: every byte of an operand that is read
-            and every one that is written once, whatever a kernel reads again.
-        flops: additions, subtractions, products, quotients and roots of floating numbers, for data
-            that is finite, clipped and moved.
-        random_words: 32-bit words that the generator makes, in whole tiles, tails apart.
-        launches: kernel launches (parallel regions on a CPU).
-    """
-
-    bytes_read: int
-    bytes_written: int
-    flops: int
-    random_words: int = 0
-    launches: int = 1
-
-    @property
-    def bytes(self) -> int:
-        """Total traffic."""
-        return self.bytes_read + self.bytes_written
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A backend's implementation of an op.
-
-    Attributes:
-        run: takes the checked call.
-        refuse: why it cannot run a checked call, or None; None instead of it: it refuses none.
-        direct: takes the op's own arguments, checks and runs them; it answers ``NotImplemented``
-            where the call needs a closer look, and has then done nothing.
-    """
-
-    run: Callable[[BoundCall], Any]
-    refuse: Callable[[BoundCall], str | None] | None = None
-    direct: Callable[..., Any] | None = None
 
 
 class _Order:

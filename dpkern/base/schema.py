@@ -26,8 +26,8 @@ from .signature import (
     Parameter,
     Signature,
     TensorParameter,
-    read,
 )
+from .signature_reader import read
 
 
 class BoundCall(NamedTuple):

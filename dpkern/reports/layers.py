@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..base.dispatch import Cost
+from ..base.op_cost import Cost
 from ..base.report import Figure, ReportTable, Series
 from .measured import Measured, Side, fields_of
 from .trace import REST, ROOT, layer_of

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base.dispatch import Cost
+from ..base.op_cost import Cost
 from ..engine import PrivacyEngine
 from ..privacy.mechanisms.base import Mechanism
 from .machine import HardwareCounters, page_faults, peak_memory

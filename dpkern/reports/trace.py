@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.dispatch import Cost, Op, intercepted
+from ..base.dispatch import Op, intercepted
+from ..base.op_cost import Cost
 from ..engine.attribution import attributed_parameters
 
 REST = "(rest of the model)"

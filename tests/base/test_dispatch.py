@@ -11,6 +11,7 @@ import torch
 
 import dpkern
 from dpkern.base import dispatch
+from dpkern.base.kernel import Kernel
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import clip, noise, testing
 
@@ -27,7 +28,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     op = dispatch.OPS["clip.sample_norm"]
     op(torch.ones(1, 1))  # loads the backends
     kernels = {
-        name: dispatch.Kernel(_recorder(calls, name, kernel.run), kernel.refuse)
+        name: Kernel(_recorder(calls, name, kernel.run), kernel.refuse)
         for name, kernel in op.kernels.items()
     }
     monkeypatch.setattr(op, "kernels", kernels)

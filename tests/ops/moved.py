@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dpkern.base import dispatch
+from dpkern.base.kernel import Kernel
 from dpkern.base.schema import BoundCall
 from dpkern.ops.update import State
 
@@ -86,7 +87,7 @@ def _mapped(tree: Any, each: Callable[[Any], Any]) -> Any:
 def moved(backend: str, device: str = "cuda") -> Iterator[None]:
     """The backend's kernels for tensors on the CPU, which travel to the device and back."""
 
-    def wrapped(kernel: dispatch.Kernel) -> dispatch.Kernel:
+    def wrapped(kernel: Kernel) -> Kernel:
         def run(bound: BoundCall) -> Any:
             move = Move(device)
             result = move.back(kernel.run(move.call(bound)))
@@ -96,7 +97,7 @@ def moved(backend: str, device: str = "cuda") -> Iterator[None]:
         def refuse(bound: BoundCall) -> str | None:
             return None if kernel.refuse is None else kernel.refuse(Move(device).call(bound))
 
-        return dispatch.Kernel(run, refuse)
+        return Kernel(run, refuse)
 
     kernels = [
         (name, wrapped(op.kernels[backend]), None)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from dpkern.base import dispatch
-from dpkern.base.dispatch import OPS, Cost
+from dpkern.base.dispatch import OPS
 from dpkern.base.errors import DPKernError, InvalidInput, UnsupportedModule
+from dpkern.base.op_cost import Cost
 from dpkern.engine.parameter import PrivateParameter
 from dpkern.ops import ghost
 from dpkern.privacy.mechanisms import DPSGD

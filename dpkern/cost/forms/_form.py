@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...base.counts import EXECUTED, Itemised
-from ...base.dispatch import Cost
+from ...base.op_cost import Cost
 
 Form = Callable[..., Itemised]
 """A function from an op's arguments, and by keyword what its data decides, to what it takes."""

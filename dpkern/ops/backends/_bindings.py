@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base import codes, signature
+from ...base import codes, signature, signature_reader
 
 PACKAGE = Path(__file__).resolve().parents[2]
 TYPES = {
@@ -90,7 +90,9 @@ def kernels() -> Iterator[tuple[str, Any]]:
                 continue
             counts = wanted.pop(f"{stem}.{node.name}", None)
             if counts is not None or "compiled" in _decorators(node):
-                read = signature.read(node.name, _annotations(node), literals.get, _plan(node))
+                read = signature_reader.read(
+                    node.name, _annotations(node), literals.get, _plan(node)
+                )
                 yield declaration(read), replace(read, number="int") if counts else read
     if wanted:
         raise SystemExit(f"COMPILED names no op of dpkern/ops: {', '.join(sorted(wanted))}")

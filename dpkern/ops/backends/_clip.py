@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ...base.codes import Style
-from ...base.dispatch import Kernel
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from ...base.signature import Double, Gradient, Summed, any_number, filled
 from .. import clip

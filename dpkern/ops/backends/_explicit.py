@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...base.dispatch import Kernel
+from ...base.kernel import Kernel
 from ...base.memory import memory_order
 from ...base.schema import BoundCall
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...base.dispatch import Kernel
 from ...base.dtypes import sum_dtype
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from ..ghost import conv
 from ..ghost.conv import Geometry

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from ...base import codes, layouts
-from ...base.layouts import F32, F64, I32, I64, U64, Struct, Type, pointer
+from ...base.struct_types import F32, F64, I32, I64, U64, Struct, Type, pointer
 
 Grid = int | tuple[int, int]
 """Blocks, or columns and rows of blocks."""

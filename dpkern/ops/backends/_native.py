@@ -13,8 +13,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from ...base.dispatch import OPS, Kernel
+from ...base.dispatch import OPS
 from ...base.dtypes import DTYPES, sum_dtype
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall, Schema
 from ...base.signature import (
     LEADING,

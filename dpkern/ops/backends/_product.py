@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...base.dispatch import Kernel
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from ._extension import ISAS
 from ._extension import compiled as extension

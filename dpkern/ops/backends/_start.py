@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...base.errors import BackendError
-from ...base.layouts import Struct, Type
+from ...base.struct_types import Struct, Type
 from ._kernels import CudaKernel, Instance
 
 Refusal = Callable[..., "str | None"]

@@ -17,8 +17,8 @@ import torch
 
 from ...base import codes, layouts
 from ...base.errors import BackendError
-from ...base.layouts import Struct
 from ...base.rng import Stream
+from ...base.struct_types import Struct
 from .. import update
 from . import _device
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...base.dispatch import Kernel
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from ...base.signature import Float, Position, Positive, Summed, any_number, repeated, written
 from .. import update

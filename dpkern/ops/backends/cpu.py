@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...base import dispatch, validate
-from ...base.dispatch import Kernel
 from ...base.errors import InvalidInput
+from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from .. import noise
 from . import (

@@ -14,6 +14,7 @@ from dpkern import _C
 from dpkern.base import dispatch, layouts
 from dpkern.base.errors import BackendError, PrivacyError
 from dpkern.base.rng import Purpose
+from dpkern.base.struct_types import Struct
 from dpkern.ops import clip, noise, testing, update
 from dpkern.ops.backends import _device, _generated, _launch_update, _tables, cuda
 from dpkern.ops.backends import _kernels as table
@@ -227,7 +228,7 @@ def test_every_instance_is_compiled_with_the_declared_parameters(emulator: Modul
 
 
 @pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: str(struct.name))
-def test_numpy_lays_structs_out_as_declared(struct: layouts.Struct) -> None:
+def test_numpy_lays_structs_out_as_declared(struct: Struct) -> None:
     # C++ is asked by the generated header itself, whenever it is compiled.
     found = _tables.dtype(struct)
     natural = np.dtype([(name, found[name]) for name in struct.fields], align=True)

@@ -15,6 +15,7 @@ import pytest
 from dpkern.base import codes, laws, layouts
 from dpkern.base.dtypes import by_dtype
 from dpkern.base.rng import Stream
+from dpkern.base.struct_types import Struct
 from dpkern.ops import clip, coef
 from dpkern.ops.backends import _bindings, _generated, _structs, _tables
 from dpkern.ops.backends import _kernels as table
@@ -49,9 +50,9 @@ def test_the_build_compiles_every_source_of_kernels() -> None:
     (stems,) = re.findall(r"foreach\(stem ([^)]*)\)", text)
     assert stems.split() == _generated.sources()
     makefile = (ROOT / "Makefile").read_text()
-    for name in ("base/codes.py", "base/layouts.py", "base/laws.py", "base/signature.py"):
-        assert f"dpkern/{name}" in text
-        assert f"dpkern/{name}" in makefile
+    for name in ("codes", "layouts", "laws", "signature", "signature_reader", "struct_types"):
+        assert f"dpkern/base/{name}.py" in text
+        assert f"dpkern/base/{name}.py" in makefile
     assert "GLOB_RECURSE signatures CONFIGURE_DEPENDS dpkern/ops/*.py" in text
     assert "dpkern/ops/*.py dpkern/ops/*/*.py" in makefile
 
@@ -80,7 +81,7 @@ def test_every_struct_and_code_is_declared_before_it_is_used() -> None:
     text = FILES["core/layouts.h"]
     for struct in layouts.STRUCTS:
         for field in struct.fields.values():
-            used = field.name if isinstance(field, layouts.Struct) else field.cpp
+            used = field.name if isinstance(field, Struct) else field.cpp
             name = used.removeprefix("const ").rstrip("*")
             if f"struct {name} {{" in text or f"enum class {name} " in text:
                 place = re.search(rf"(struct|enum class) {name} ", text)
@@ -171,7 +172,7 @@ def test_rooms_of_clipping() -> None:
 
 
 @pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: struct.name)
-def test_a_packed_struct_lies_as_numpy_reads_it(struct: layouts.Struct) -> None:
+def test_a_packed_struct_lies_as_numpy_reads_it(struct: Struct) -> None:
     assert struct._packer.size == _tables.dtype(struct).itemsize == struct.size
 
 
