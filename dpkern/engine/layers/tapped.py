@@ -96,12 +96,6 @@ def _layer_norm(func: Function, given: Mapping[str, Any], *taps: Tensor) -> Tens
     return _affine(y, given, (), *taps)
 
 
-def _rms_norm(func: Function, given: Mapping[str, Any], tap: Tensor) -> Tensor:
-    """RMS norm, scaled by one copy of the parameter for each row."""
-    y = F.rms_norm(given["input"], given["normalized_shape"], eps=given.get("eps"))
-    return y * (plain(given["weight"]) + tap)
-
-
 def _group_norm(func: Function, given: Mapping[str, Any], *taps: Tensor) -> Tensor:
     """Group norm, scaled and shifted by one copy of the parameters for each row."""
     y = F.group_norm(given["input"], given["num_groups"], eps=_eps(given))
@@ -202,14 +196,6 @@ _enter(
     ("input", "normalized_shape", "weight", "bias", "eps"),
     ["layer_norm"],
     _layer_norm,
-    _last_tails,
-    _deliver_copies,
-)
-_enter(
-    [F.rms_norm],
-    ("input", "normalized_shape", "weight", "eps"),
-    ["rms_norm"],
-    _rms_norm,
     _last_tails,
     _deliver_copies,
 )
