@@ -157,8 +157,7 @@ class GraphCapture:
         if occasion not in self._parts:
             parts: Any = self.capture.module.modules()
             self._parts[occasion] = any(
-                part._compiled_call_impl is not None or is_compiled_wrapper(part)
-                for part in parts
+                part._compiled_call_impl is not None or is_compiled_wrapper(part) for part in parts
             )
         return self._parts[occasion]
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .in_graph import in_graph
-from .uncompiled import uncompiled
+from .uncompiled import uncompiled, uncompiled_unless
 
 if TYPE_CHECKING:
     from .uses import GradientSource
@@ -138,7 +138,7 @@ class PrivateParameter(nn.Parameter):
     """Uses of it may be captured inside compiled graphs."""
 
     @classmethod
-    @uncompiled(unless=in_graph)  # torch.compile breaks its graph here, or keeps the use inside
+    @uncompiled_unless(in_graph)  # torch.compile breaks its graph here, or keeps the use inside
     def __torch_function__(
         cls,
         func: Function,

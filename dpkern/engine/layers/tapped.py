@@ -82,7 +82,7 @@ def _product(func: Function, given: Mapping[str, Any], operand: Tensor, gradient
     """The product of a constant and its operand, which leaves with the gradient by the taps."""
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     y = func(x, plain(weight), **_options(given, None if bias is None else plain(bias)))
-    return Operands.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return]
+    return Operands.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _options(given: Mapping[str, Any], bias: Tensor | None) -> dict[str, Any]:
@@ -145,9 +145,7 @@ _ATTENTION = tuple(inspect.signature(multi_head_attention_forward).parameters)
 _PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias")
 
 
-def _self_attention(
-    cls: type[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Tensor, Tensor | None]:
+def _self_attention(cls: type[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Self-attention with whole projections; all else stays outside of graphs."""
     given = dict(zip(_ATTENTION, args, strict=False))
     given.update(kwargs)
