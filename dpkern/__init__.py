@@ -11,6 +11,7 @@ from .base.dispatch import use
 from .base.version import __version__
 from .errors import (
     BackendError,
+    CompileWarning,
     DPKernError,
     InvalidInput,
     MissingDependency,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendError",
+    "CompileWarning",
     "DPKernError",
     "DPStep",
     "InvalidInput",

@@ -2,6 +2,7 @@
 
 from .base.errors import (
     BackendError,
+    CompileWarning,
     DPKernError,
     InvalidInput,
     MissingDependency,
@@ -12,6 +13,7 @@ from .base.errors import (
 
 __all__ = [
     "BackendError",
+    "CompileWarning",
     "DPKernError",
     "InvalidInput",
     "MissingDependency",

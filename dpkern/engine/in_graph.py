@@ -95,10 +95,10 @@ TAPPED: dict[Function, TappedOperation] = {}
 
 TAKEN_APART: dict[Function, Callable[..., Any]] = {}
 """What runs in the place of operations that are written with others; ``(class of private
-parameters, args, kwargs)``. The compiler traces it without a look at ``__torch_function__``: uses of
-parameters in it have to call that themselves."""
+parameters, args, kwargs)``. The compiler traces it without a look at ``__torch_function__``: uses
+of parameters in it have to call that themselves."""
 
-ATTRIBUTES: set[Function] = set()
+ATTRIBUTES: set[Any] = set()
 """What is an ordinary operation wherever it stands."""
 
 _without_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -192,7 +192,8 @@ def _index(cls: type[Tensor], bias: Any) -> int:
     """Place of a private bias; -1 for none, -2 for one that is not private."""
     if bias is None:
         return -1
-    return int(bias._private.index) if type(bias) is cls else -2
+    private: Any = bias
+    return int(private._private.index) if type(bias) is cls else -2
 
 
 class Operands(torch.autograd.Function):

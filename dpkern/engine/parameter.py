@@ -28,7 +28,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .in_graph import in_graph
-from .uncompiled import uncompiled
+from .uncompiled import uncompiled, uncompiled_unless
 
 if TYPE_CHECKING:
     from .uses import GradientSource
@@ -198,7 +198,7 @@ class PrivateExpression(Tensor):
         return _dispatch(func, args, kwargs)
 
 
-@uncompiled(unless=in_graph)  # torch.compile breaks its graph here, or keeps the use inside
+@uncompiled_unless(in_graph)  # torch.compile breaks its graph here, or keeps the use inside
 def _on_parameter(
     cls: type[Tensor],
     func: Function,

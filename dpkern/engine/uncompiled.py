@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import update_wrapper
 from typing import Any
 
 from torch import nn
@@ -26,42 +26,48 @@ _DEPTH = [0]
 _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 
 
-def uncompiled(function: Function | None = None, *, unless: Function | None = None) -> Any:
+def uncompiled(function: Function) -> Function:
     """Return the function such that ``torch.compile`` breaks its graphs at it.
 
     Torch's own mark costs several calls each time; eager loops skip it.
+    """
+    return uncompiled_unless(None)(function)
+
+
+def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]:
+    """Decorate a function such that graphs break at it, unless they can hold something instead.
 
     Args:
-        function: the function, or None for a decorator.
-        unless: traced in its place while a graph is made; NotImplemented breaks the graph.
+        inside: traced in place of the function; it returns NotImplemented where the graph has to
+            break. None: always.
     """
-    if function is None:
-        return partial(uncompiled, unless=unless)
 
-    def outside(*args: Any, **kwargs: Any) -> Any:
-        _DEPTH[0] += 1
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _DEPTH[0] -= 1
+    def decorate(function: Function) -> Function:
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            _DEPTH[0] += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _DEPTH[0] -= 1
 
-    disabled = _disable_dynamo(outside)
+        disabled = _disable_dynamo(outside)
 
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        # The compiler folds this condition to a constant, and so never traces the next one.
-        if is_dynamo_compiling():
-            if unless is not None:
-                result = unless(*args, **kwargs)
-                if result is not NotImplemented:
-                    return result
-        elif get_eval_frame_callback() is None:
-            return function(*args, **kwargs)
-        return disabled(*args, **kwargs)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # The compiler folds this condition to a constant and never traces the next one.
+            if is_dynamo_compiling():
+                if inside is not None:
+                    result = inside(*args, **kwargs)
+                    if result is not NotImplemented:
+                        return result
+            elif get_eval_frame_callback() is None:
+                return function(*args, **kwargs)
+            return disabled(*args, **kwargs)
 
-    # No graph begins with this frame, which would break at once. Inside others it is traced.
-    set_code_exec_strategy(run.__code__, _ALONE)
-    return run
+        # No graph begins with this frame, which would break at once. Inside others it is traced.
+        set_code_exec_strategy(run.__code__, _ALONE)
+        return update_wrapper(run, function)
+
+    return decorate
 
 
 def in_compiled_call() -> bool:

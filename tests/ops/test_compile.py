@@ -1,4 +1,4 @@
-"""Private models under torch.compile: uses of private parameters stay outside of its graphs."""
+"""Private models under torch.compile: whole runs come out as without it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 
-# The compiler looks at .grad of the watched input and hides torch's warning about that too late.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+# The compiler makes an object of every autograd function and looks at .grad of the taps: torch
+# warns of both.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -81,25 +85,12 @@ def test_a_compiled_model_is_trained_as_the_plain_one(
 ) -> None:
     plain = trained(kind, None)
     got = trained(kind, compiler)
-    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+    for mine, theirs in zip(got, plain, strict=True):
+        torch.testing.assert_close(mine, theirs)  # graphs may round otherwise
     breaks = sum(counters["graph_break"].values())
     record_property("graph_breaks", breaks)
     print(f"{kind}, {compiler}: {breaks} graph breaks, {dict(counters['stats'])}")
     assert counters["stats"]["unique_graphs"] > 0  # something was compiled
-
-
-def test_one_graph_for_all_is_refused_by_the_compiler() -> None:
-    model = nn.Linear(8, 3)
-    dpkern.PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(TensorDataset(torch.randn(8, 8)), batch_size=4),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    whole = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        whole(torch.randn(4, 8))
 
 
 @pytest.mark.gpu

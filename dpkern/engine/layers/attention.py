@@ -8,6 +8,7 @@ the samples are the first axis. Where torch copies a parameter over the batch, i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,7 +179,7 @@ def _project_apart(
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, to which a compiler that traces ``__torch_function__`` would go directly."""
-    kind = type(weight)
+    kind: Any = type(weight)
     if not is_dynamo_compiling() or not hasattr(kind, "taps_in_graphs"):
         return F.linear(x, weight, bias)
     result: Tensor = kind.__torch_function__(F.linear, (kind,), (x, weight, bias))

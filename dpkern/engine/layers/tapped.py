@@ -82,7 +82,7 @@ def _product(func: Function, given: Mapping[str, Any], operand: Tensor, gradient
     """The product of a constant and its operand, which leaves with the gradient by the taps."""
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     y = func(x, plain(weight), **_options(given, None if bias is None else plain(bias)))
-    return Operands.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return]
+    return Operands.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _options(given: Mapping[str, Any], bias: Tensor | None) -> dict[str, Any]:
@@ -94,12 +94,6 @@ def _layer_norm(func: Function, given: Mapping[str, Any], *taps: Tensor) -> Tens
     """Layer norm, scaled and shifted by one copy of the parameters for each row."""
     y = F.layer_norm(given["input"], given["normalized_shape"], eps=_eps(given))
     return _affine(y, given, (), *taps)
-
-
-def _rms_norm(func: Function, given: Mapping[str, Any], tap: Tensor) -> Tensor:
-    """RMS norm, scaled by one copy of the parameter for each row."""
-    y = F.rms_norm(given["input"], given["normalized_shape"], eps=given.get("eps"))
-    return y * (plain(given["weight"]) + tap)
 
 
 def _group_norm(func: Function, given: Mapping[str, Any], *taps: Tensor) -> Tensor:
@@ -151,9 +145,7 @@ _ATTENTION = tuple(inspect.signature(multi_head_attention_forward).parameters)
 _PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias")
 
 
-def _self_attention(
-    cls: type[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Tensor, Tensor | None]:
+def _self_attention(cls: type[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Self-attention with whole projections; all else stays outside of graphs."""
     given = dict(zip(_ATTENTION, args, strict=False))
     given.update(kwargs)
@@ -202,14 +194,6 @@ _enter(
     ("input", "normalized_shape", "weight", "bias", "eps"),
     ["layer_norm"],
     _layer_norm,
-    _last_tails,
-    _deliver_copies,
-)
-_enter(
-    [F.rms_norm],
-    ("input", "normalized_shape", "weight", "eps"),
-    ["rms_norm"],
-    _rms_norm,
     _last_tails,
     _deliver_copies,
 )
