@@ -376,7 +376,7 @@ void linear_gradient(const LinearGradient<F>& call, int threads) {
           write_small_gradient<F, decltype(width)::value>(sample, grad);
           square = square_of(grad, entries);
         });
-        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries))) +
+        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries + 64))) +
                           (std::is_same_v<F, float> ? 0 : flushed);
         continue;
       }
@@ -402,7 +402,7 @@ void linear_gradient(const LinearGradient<F>& call, int threads) {
       // Squares of floats can overflow or vanish where the numbers do not: again in double.
       if (std::is_same_v<F, float> && !(flushed <= 1e-6 * square && std::isfinite(square))) {
         versioned([&]() DPK_INLINE { square = square_of(grad, entries); });
-        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries)));
+        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries + 64)));
       } else {
         call.squares[b] = square * (1 + slack) + flushed;
       }
