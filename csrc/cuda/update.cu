@@ -14,7 +14,8 @@ constexpr int kFlatEach = static_cast<int>(kUpdatePiece) / kFlatThreads;  // ele
 template <class T>
 constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // minimum per multiprocessor
 
-// The rule of this step: with a step counter, the numbers that depend on the step count are the step counter's.
+// The rule of this step: with a step counter, the numbers that depend on the step count are the
+// step counter's.
 __device__ __forceinline__ RuleNumbers rule_now(const UpdatePlan& plan) {
   RuleNumbers rule = plan.rule;
   if (plan.step_counter != nullptr) {

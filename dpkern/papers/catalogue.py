@@ -19,6 +19,7 @@ from .result import Result
 from .runner import ItemRequest
 from .spof import environment as spof_environment
 from .spof import items as spof
+from .spof import protocol as spof_protocol
 from .spof import training as spof_runs
 
 Item = Callable[[ItemRequest], Result]
@@ -84,6 +85,7 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "multipliers": spof_environment.multipliers,
         "comparison": spof_runs.comparison,
         "rates": spof_runs.rates,
+        "released": spof_protocol.released,
         "losses": spof.losses,
         "audit": spof.audit,
     },

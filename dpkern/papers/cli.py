@@ -192,6 +192,8 @@ def show(console: Console, result: Result) -> None:
     console.print(table)
     if len(result.rows) > SHOWN:
         console.print(Text(f"and {len(result.rows) - SHOWN} more rows in the CSV"))
+    for verdict in result.verdicts:
+        console.print(Text(verdict.sentence), soft_wrap=True)
     told = [*result.notes, *dict.fromkeys(row.note for row in result.rows if row.note)]
     if not any(columns["published"]):
         told.insert(0, NONE_PUBLISHED)

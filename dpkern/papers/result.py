@@ -10,13 +10,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.json import dumps, plain
 from ..base.outputs import write_atomically
 from .figure import DiagramBox, Line, Panel, draw
+from .verdict import Verdict
 
 NONE_PUBLISHED = "none published"
 FORMULA = "formula"
@@ -69,6 +70,7 @@ class Result:
         panels: the figure; without any, published and own numbers are drawn row by row.
         notes: readings, defects by their register's id, and what the data are.
         settings: the numbers that the item was computed with.
+        verdicts: printed claims, and what the numbers say of each.
     """
 
     paper: str
@@ -78,6 +80,11 @@ class Result:
     panels: Sequence[Panel] = ()
     notes: Sequence[str] = ()
     settings: dict[str, Any]
+    verdicts: Sequence[Verdict] = ()
+
+    def judged(self, verdicts: Sequence[Verdict]) -> Result:
+        """Return the same item with these verdicts."""
+        return replace(self, verdicts=verdicts)
 
     @property
     def stem(self) -> str:

@@ -238,8 +238,21 @@ def weigh(
                 rounding=rounding,
                 backend=step.backend,
             )
+        _dither(wide, importance.noise_scale / SCALE_CELLS, step.steps)
         step.mechanism.weigh(step.memory, wide)
         step._replan()
+
+
+def _dither(released: Sequence[torch.Tensor], cell: float, step: int) -> None:
+    """Spread released values over their cells, by public draws that the step's number decides.
+
+    Noise has a lattice: some values would be exactly 0, and scales that are made of them 0 or
+    infinite, as those of continuous noise never are. Released values may be changed freely.
+    """
+    generator = torch.Generator().manual_seed(step)
+    for values in released:
+        drawn = torch.rand(values.shape, generator=generator, dtype=torch.float64)
+        values.add_((drawn - 0.5).to(values.device), alpha=cell)
 
 
 def check_same_event(before: Plan, after: Plan) -> None:

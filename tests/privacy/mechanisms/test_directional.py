@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,28 @@ def test_kappa_of_pure_noise(size: int, kappa: float) -> None:
     assert theory.kappa(theory.printed_sigma(w, 1, 1), 1, 1) == pytest.approx(kappa, rel=1e-3)
     (scale,) = _shape.printed([torch.from_numpy(w)], 1e-12)
     assert 1 / scale.min().item() == pytest.approx(kappa, rel=1e-3)
+
+
+def test_kappa_of_released_noise_is_that_of_continuous_noise() -> None:
+    """A weight on the noise's lattice would be 0 now and then, and kappa in the thousands."""
+    size, steps = 20_000, 5
+    mechanism = published()
+    step = DPStep(
+        mechanism,
+        [torch.zeros(size)],
+        expected_batch_size=1,
+        sample_rate=0.01,
+        unsafe_seed=0,
+    )
+    found = []
+    for _ in range(steps):
+        step.add([torch.zeros(1, size)])
+        step.finish()
+        found.append(mechanism.realised(step.memory)["kappa"])
+    drawn = np.random.default_rng(0).standard_normal((200, size))
+    laws = [theory.kappa(theory.printed_sigma(w, 1, 1), 1, 1) for w in drawn]
+    assert min(laws) < statistics.median(found) < max(laws)
+    assert max(found) < 2 * max(laws)
 
 
 TABLE = {

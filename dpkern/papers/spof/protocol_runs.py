@@ -1,0 +1,208 @@
+"""Runs in SPOF's authors' own protocol: data, methods, and their numbers by epsilon.
+
+Every run has rows of its own making (``released.expanded``); the authors stored one such table.
+
+Source: the repository theorycoder/distributedautoencoders, commit b92bab58.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...base.errors import InvalidInput
+from ...objective import _columns, records
+from ..pieces import CachedRun, OnStep
+from ..runner import ItemRequest
+from . import raw_results
+from .raw_results import EPSILONS, RawResults
+from .released import (
+    DPSGD,
+    FEATURES,
+    FM,
+    LOSS,
+    NON_PRIVATE,
+    RECORD,
+    SPOF,
+    ReleasedMethod,
+    ReleasedTraining,
+    expanded,
+)
+
+TABLE = "dailyActivity_merged.csv"
+ROWS = 456
+COPIES, QUICK_COPIES = (20, 4), (20,)
+RUNS, QUICK_RUNS = 10, 2
+
+AS_RELEASED = tuple(
+    ReleasedMethod(name=name, sigma=sigma)
+    for sigma in (0.0, 5.0)
+    for name in (SPOF, DPSGD, FM, NON_PRIVATE)
+    if (name, sigma) != (NON_PRIVATE, 5.0)
+)
+NO_NOISE = ReleasedMethod(name=SPOF, noise=False)
+PRINTED = ReleasedMethod(name=SPOF, target=RECORD, gradient=LOSS)
+PRINTED_NO_NOISE = ReleasedMethod(name=SPOF, target=RECORD, gradient=LOSS, noise=False)
+LABELS = {
+    NO_NOISE: "SPOF without its noise",
+    PRINTED: "SPOF with the record as target, gradient of the loss",
+    PRINTED_NO_NOISE: "SPOF with the record as target, gradient of the loss, without its noise",
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The data and the length of the item.
+
+    Attributes:
+        rows: float64 ``[456, 14]``, before the expansion.
+        copies: stages of the expansion.
+        runs: repetitions.
+        data: name of the data in rows.
+        raw: the authors' own runs, if they stand beside the data.
+    """
+
+    rows: torch.Tensor
+    copies: tuple[int, ...]
+    runs: int
+    data: str
+    raw: RawResults | None
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of a run: batch 1, one epoch of 80 % of the rows."""
+        return int(0.8 * len(self.rows) * math.prod(self.copies))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.rows.numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ProtocolRuns:
+    """The runs of a method, by epsilon; ``spread`` is that of the outputs over the records."""
+
+    accuracy: Mapping[float, Sequence[float]]
+    mean: Mapping[float, Sequence[float]]
+    spread: Mapping[float, Sequence[float]]
+    curve: Sequence[Sequence[float]]
+
+    def finite(self, epsilon: float) -> list[float]:
+        """Return the accuracies of the runs that did not overflow."""
+        return [a for a in self.accuracy[epsilon] if math.isfinite(a)]
+
+
+def train(request: ItemRequest, where: Protocol) -> dict[ReleasedMethod, ProtocolRuns]:
+    """Train every method, or read what was finished before."""
+    methods = [*AS_RELEASED, *LABELS]
+    numbers = request.through([_piece(where, method) for method in methods])
+    return {method: _runs(method, of_it) for method, of_it in zip(methods, numbers, strict=True)}
+
+
+def protocol(request: ItemRequest) -> Protocol:
+    for name in ("rows", "epochs"):
+        if getattr(request, name) is not None:
+            raise InvalidInput(
+                name,
+                expected="none: the protocol fixes it",
+                got=getattr(request, name),
+                remedy=f"Leave --{name} out.",
+            )
+    raw, data = None, "synthetic: generated"
+    if request.data is None:
+        made = records.generated(users=1, records=ROWS, features=FEATURES)
+        rows = made.train[0].double()
+    else:
+        rows, data, raw = _given(Path(request.data))
+    quick = request.quick
+    return Protocol(
+        rows=rows,
+        copies=QUICK_COPIES if quick else COPIES,
+        runs=request.repeats(QUICK_RUNS if quick else RUNS),
+        data=data + (", expanded" if not quick else f", expanded {QUICK_COPIES[0]} times only"),
+        # A quarter of the rows is another experiment than the published one.
+        raw=None if quick else raw,
+    )
+
+
+def _given(path: Path) -> tuple[torch.Tensor, str, RawResults | None]:
+    """Load the authors' table with their runs beside it, or rows of another table."""
+    file = path / TABLE if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput(
+            "data",
+            expected=f"a CSV file, or the folder of the released code that holds {TABLE}",
+            got=str(path),
+            remedy="Pass the path of a table that exists.",
+        )
+    if file.name != TABLE:
+        own = records.load(file, users=1, features=FEATURES)
+        return torch.cat([own.train[0], own.test[0]]).double(), str(file), None
+    columns = _columns.read(file)
+    cells = [columns.numbers(name) for name in columns.names]
+    # The file has one row more than the authors' training read.
+    rows = torch.tensor(cells, dtype=torch.float64).T.contiguous()[:ROWS]
+    if rows.shape != (ROWS, FEATURES) or not bool((rows >= 0).all()):
+        raise InvalidInput(
+            "data",
+            expected=f"{ROWS} rows of {FEATURES} numbers, none of them negative",
+            got=f"{file}: {' x '.join(map(str, rows.shape))}",
+            remedy=f"Restore {TABLE} from the released code.",
+        )
+    return rows, f"{file.name}, {len(rows)} rows", raw_results.load(file.parent)
+
+
+def label(method: ReleasedMethod) -> str:
+    return LABELS.get(method, method.name) + (
+        f", sensors' noise {method.sigma:g}" if method.sigma else ""
+    )
+
+
+def epsilons(method: ReleasedMethod) -> tuple[float, ...]:
+    """Return the epsilons of a method's runs: without noise all are the same runs."""
+    return EPSILONS if method.noise and method.name != NON_PRIVATE else (1.0,)
+
+
+def _piece(where: Protocol, method: ReleasedMethod) -> CachedRun:
+    return CachedRun(
+        label=label(method),
+        key={
+            "training": "spof released",
+            "rows": where.digest,
+            "copies": where.copies,
+            "runs": where.runs,
+            "method": asdict(method),
+            "epsilons": epsilons(method),
+        },
+        compute=partial(_compute, where, method),
+        steps=where.steps,
+    )
+
+
+def _compute(where: Protocol, method: ReleasedMethod, on_step: OnStep) -> dict[str, Any]:
+    pairs = [(epsilon, seed) for epsilon in epsilons(method) for seed in range(where.runs)]
+    budgets, seeds = zip(*pairs, strict=True)
+    data = lru_cache(partial(expanded, where.rows, copies=where.copies))
+    return asdict(ReleasedTraining(method, budgets, seeds, data).run(on_step))
+
+
+def _runs(method: ReleasedMethod, numbers: Mapping[str, Any]) -> ProtocolRuns:
+    each = epsilons(method)
+    runs = len(numbers["accuracy"]) // len(each)
+
+    def by_epsilon(name: str) -> dict[float, list[float]]:
+        return {e: numbers[name][i * runs : (i + 1) * runs] for i, e in enumerate(each)}
+
+    return ProtocolRuns(
+        accuracy=by_epsilon("accuracy"),
+        mean=by_epsilon("output_mean"),
+        spread=by_epsilon("output_spread"),
+        curve=numbers["spreads"],
+    )
