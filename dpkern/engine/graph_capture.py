@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..base.errors import CompileWarning
-from .in_graph import TAPPED, Function, TappedUse, by_name, constants
+from .in_graph import HANDED, TAPPED, Function, TappedUse, by_name, constants
 from .parameter import PrivateParameter, applied, differentiable_once, tensors_in
 from .probe import Probe
 from .random_state import RandomState
@@ -306,7 +306,8 @@ class GraphCapture:
         taps = iter(applied(_Taps, capture.anchor, handed))
         for use in plan:
             use.source.tapped.append(use)
-            use.taps = tuple(next(taps) for _ in use.tap_tails)
+            use.is_open = True
+            setattr(HANDED, use.place, tuple(next(taps) for _ in use.tap_tails))
 
 
 class _HandedTaps:
@@ -323,9 +324,10 @@ class _HandedTaps:
         """The pass is over: register the uses whose taps were taken."""
         for number, use in enumerate(self.plan):
             use.source.tapped.clear()
-            if use.taps is None:
+            if not use.is_open:
                 self.use(number)
-            use.taps = None
+            use.is_open = False
+            delattr(HANDED, use.place)
 
     def use(self, number: int) -> CapturedOp:
         """Return the use that took these taps, as an uncompiled one would have registered it."""

@@ -14,6 +14,7 @@ without a tap, or other than the one its tap was made for, stays outside of the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .uses import GradientTarget, ParameterSource
+
+_NUMBERS = itertools.count()
 
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
@@ -69,7 +72,8 @@ class TappedUse:
         key: its site in ``Capture``, which the batch-dimension probe has verified.
         saved: what the operation's rule noted of it.
         tap_tails: shapes of its taps behind the rows, and their dtypes.
-        taps: those of the running pass; None: used, or not handed out.
+        place: the attribute of ``HANDED`` that holds the taps of the running pass.
+        is_open: whether they wait there for the use.
     """
 
     function: Function
@@ -87,8 +91,17 @@ class TappedUse:
     key: tuple[Any, ...]
     saved: dict[str, Any]
     tap_tails: Sequence[tuple[Shape, torch.dtype]]
-    taps: tuple[Tensor, ...] | None = field(default=None)
+    place: str = field(default_factory=lambda: f"taps_{next(_NUMBERS)}")
+    is_open: bool = False
 
+
+class _Handed:
+    """Holder of taps, by the places of their uses."""
+
+
+HANDED: Any = _Handed()
+"""The taps of the running passes. The compiler takes the sizes of tensors that it finds by way of a
+module for constants, and those of taps change with the batch."""
 
 TAPPED: dict[Function, TappedOperation] = {}
 """By the function that torch dispatches on (``layers.tapped``)."""
@@ -134,8 +147,7 @@ def in_graph(
     use = _next_use(weight._private)  # type: ignore[attr-defined]
     if use is None or use.function is not func or _index(cls, bias) != use.bias:
         return NotImplemented
-    taps = use.taps
-    assert taps is not None
+    taps = getattr(HANDED, use.place)
     if (
         x.dtype != use.dtype
         or x.requires_grad != use.differentiable
@@ -146,7 +158,7 @@ def in_graph(
         or torch.is_autocast_enabled(x.device.type)
     ):
         return NotImplemented
-    use.taps = None
+    use.is_open = False
     return operation.run(func, given, *taps)
 
 
@@ -181,9 +193,9 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def _next_use(source: ParameterSource) -> TappedUse | None:
-    """The first use of a parameter whose tap is still there."""
+    """The first use of a parameter whose taps are still there."""
     for use in source.tapped:
-        if use.taps is not None:
+        if use.is_open:
             return use
     return None
 

@@ -141,13 +141,14 @@ class Loop:
         return self
 
     def backward(self, x: Tensor, y: Tensor) -> None:
-        if len(x) and not getattr(x, "placeholder", False):
+        if not x._state.batch.placeholder:  # type: ignore[attr-defined]
             self.passes.append((untracked(x).clone(), untracked(y).clone()))
         F.cross_entropy(self.model(x), y).backward()
 
     def expected(self) -> list[Tensor]:
         """float64 gradients of each sample, by an uncompiled copy of the module."""
         module = copy.deepcopy(self.engine.capture.module).double()
+        module.again = False  # checkpoints of one kind refuse chosen gradients
         parameters = [p for p in module.parameters() if p.requires_grad]
         total: list[Tensor] = []
         for x, y in self.passes:
