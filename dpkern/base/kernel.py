@@ -1,4 +1,4 @@
-"""What a backend registers for an op."""
+"""Registration of one backend's kernel for an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of an op moves and computes."""
+"""Bytes, operations and random words of one call of an op."""
 
 from __future__ import annotations
 

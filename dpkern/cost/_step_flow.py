@@ -220,6 +220,7 @@ def _weighed(s: CountSetting, plan: Plan) -> Items:
             f"{IMPORTANCE}: mean and norm", mean + norm + glue.each(n, MUL=1) + glue.each(n)
         )
         items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.noise_scale)
+        items += exact(f"{IMPORTANCE}: places inside cells", glue.each(n, reads=2, ADD=1))
     lines = Lines(IMPORTANCE)
     s.mechanism.count_plan(lines, s.sizes, s.number)
     return items + lines.items

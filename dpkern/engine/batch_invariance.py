@@ -43,7 +43,7 @@ MOST_LOSSES = 256
 
 @dataclass(frozen=True)
 class OperationVerdict:
-    """What is known of one kind of operation: ``proved``, ``tested`` or ``not invariant``."""
+    """The knowledge of one kind of operation: ``proved``, ``tested`` or ``not invariant``."""
 
     operation: str
     word: Word
@@ -80,7 +80,7 @@ class BatchInvariance:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a certificate says of the test."""
+        """The test in the words of a certificate."""
         if self.word == "not invariant":
             names = self.named("not invariant") or ", ".join(self.uses)
             return (f"a record's gradient depends on its batch by rounding, in {names}",)
@@ -93,7 +93,7 @@ class BatchInvariance:
         )
 
     def named(self, word: Word) -> str:
-        """The operations with this word, in one line."""
+        """Return the operations with this word, in one line."""
         return ", ".join(each.operation for each in self.operations if each.word == word)
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ _LEFT = "batch invariance was tested for other steps than those that were taken"
 
 
 def _why_not(capture: Capture, step: DPStep) -> str:
-    """Why the engine's gradients are not tested; empty if they are."""
+    """Return the reason why the engine's gradients are not tested; empty if they are."""
     checks = (
         (step.plan.arithmetic != "exact", f"arithmetic={step.plan.arithmetic!r}"),
         (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
@@ -219,7 +219,7 @@ def _why_not(capture: Capture, step: DPStep) -> str:
 
 
 def _largest(loader: PrivateLoader | None) -> int:
-    """The largest physical batch that the loader may yield."""
+    """Return the largest physical batch that the loader may yield."""
     if loader is None:
         return 0
     if loader.max_physical_batch_size is not None:

@@ -44,7 +44,7 @@ def sample_count(inputs: Sequence[Any], targets: Any) -> int:
 
 @dataclass(frozen=True)
 class TrialBatch:
-    """Which records the rows of one pass hold; ``copies`` says of which reference, else -1."""
+    """The records in the rows of one pass; ``copies`` names the reference of each row, else -1."""
 
     rows: Tensor
     copies: Tensor
@@ -52,7 +52,7 @@ class TrialBatch:
 
     @classmethod
     def of(cls, size: int, turn: int, less: int, records: int) -> TrialBatch:
-        """``size - less`` rows, every second one a copy; turns 0 and 1 fill each other's gaps."""
+        """Return ``size - less`` rows, every second a copy; turns 0 and 1 fill their gaps."""
         generator = torch.Generator().manual_seed(2 * size + turn)
         places = torch.arange(size - less)
         is_copy = (places + turn) % 2 == 0
@@ -140,7 +140,7 @@ class Trial:
         return self.records, batch.rows.tolist()
 
     def _checksums(self) -> Iterator[tuple[str, Tensor]]:
-        """Of all that arrived, and its norms."""
+        """Return the bits of all that arrived, and of its norms."""
         rows = self.capture.batch or 0
         for slot in self.capture.slots:
             for number, arrival in enumerate(slot.arrivals):
@@ -150,7 +150,7 @@ class Trial:
                         yield f"{slot.name} {number}.{place}", found
 
     def outputs(self) -> Any:
-        """What the module makes of all records."""
+        """Run the module on all records."""
         with torch.no_grad():
             return self.module(*self.inputs)
 
@@ -170,13 +170,13 @@ class Trial:
         return found
 
     def logged(self, batch: TrialBatch) -> Logged:
-        """The operations of a whole pass."""
+        """Return the operations of a whole pass."""
         log = OperationLog(-(-len(batch) // MULTIPLE) * MULTIPLE)
         self.run(batch, log)
         return batch, log.operations
 
     def logged_loss(self, outputs: Any, batch: TrialBatch) -> Logged:
-        """The operations of the loss."""
+        """Return the operations of the loss."""
         log = OperationLog(len(batch))
         self.run_loss(outputs, batch, log)
         return batch, log.operations

@@ -103,7 +103,7 @@ class Capture:
         self.arrived_batch = 0
         """Number of samples that the captured gradients belong to."""
         self.arrived_padded = 0
-        """How many of them are rows of zeros."""
+        """Number of them that are rows of zeros."""
         self.make_backward_clipper: Callable[[], BackwardClipper] | None = None
         """Maker of the object that finishes clip groups inside the backward pass; None leaves them
         to the step."""
@@ -127,7 +127,7 @@ class Capture:
         self.recorded = False
         """Whether sources may hold uses or gradients: a replayed step leaves none with them."""
         self.square_of: Callable[[PerSampleGradients], Tensor] = squared_norms
-        """What a record adds to the squared norms of its clip group."""
+        """The function that makes a record's share of its clip group's squared norms."""
         self.unscaled = False
         """Whether backward passes undo a mean over the samples before it rounds anything."""
         self.mean_undone = False
@@ -642,7 +642,7 @@ class Capture:
         return self.mean_undone
 
     def loss_factor(self) -> float:
-        """What takes captured gradients to those of each sample's own loss."""
+        """Return the factor from captured gradients to those of each sample's own loss."""
         mean = self.loss_reduction == "mean" and not self.mean_undone
         return (self.arrived_batch if mean else 1) / self.loss_scale
 

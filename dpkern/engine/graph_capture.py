@@ -93,7 +93,7 @@ class GraphCapture:
     # the border of the module
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A training pass on the current samples begins; hand out taps if it is compiled."""
+        """Prepare a training pass on the current samples, with taps if it is compiled."""
         if not (in_compiled_call() or self._has_compiled_parts()):
             return
         self._compiled, self.inside, self.outside = True, 0, 0
@@ -115,7 +115,7 @@ class GraphCapture:
             self._hand_out(plan)
 
     def end(self) -> None:
-        """The pass is over, or failed: what was not used of the taps is taken back."""
+        """Take back the taps that a pass did not use, which is over or failed."""
         handed, self._handed = self._handed, None
         if handed is not None:
             handed.close()
@@ -140,7 +140,7 @@ class GraphCapture:
             )
 
     def _refused(self) -> str:
-        """Why this pass gets no taps."""
+        """Return the reason why this pass gets no taps."""
         capture = self.capture
         checks = (
             (capture.any_rank is not None, "parameters in shards"),
@@ -162,7 +162,7 @@ class GraphCapture:
         return self._parts[occasion]
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What passes with the same plan have in common."""
+        """Return the key that passes with the same plan have in common."""
         batch = max(self.capture.batch or 0, 1)
         shapes = []
         for tensor in tensors_in((args, kwargs)):
@@ -181,7 +181,7 @@ class GraphCapture:
     # recording
 
     def heard(self, captured: CapturedOp) -> None:
-        """A use was registered outside of graphs."""
+        """Take note of a use that was registered outside of graphs."""
         self.outside += 1
         if self.recording:
             self._heard.append(captured)
@@ -191,7 +191,7 @@ class GraphCapture:
     def note(
         self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
-        """An operation has run by its rule: note it if a graph can hold it."""
+        """Take note of an operation that ran by its rule, if a graph can hold it."""
         heard, self._heard = self._heard, []
         operation = TAPPED.get(func)
         if operation is None or len(heard) != 1 or heard[0].operation not in operation.operations:
@@ -321,7 +321,7 @@ class _HandedTaps:
         self.captured: list[CapturedOp | None] = [None] * len(plan)
 
     def close(self) -> None:
-        """The pass is over: register the uses whose taps were taken."""
+        """Register the uses whose taps a finished pass has taken."""
         for number, use in enumerate(self.plan):
             use.source.tapped.clear()
             if not use.is_open:

@@ -1,10 +1,10 @@
-"""What ``torch.compile`` traces where an operation uses a private parameter.
+"""Operations on private parameters as ``torch.compile`` traces them.
 
 A compiled graph can hold no Python function that takes per-sample gradients. It hands out what they
 are made of instead, as gradients of *taps*: zeros that enter the graph beside the parameters.
 
 - The taps of a product (linear layers, convolutions, embeddings) have the shapes of its operand and
-  of its output. ``Operands`` makes the operand and the output gradient their gradients.
+  of its output. ``OperandTaps`` makes the operand and the output gradient their gradients.
 - The tap of a scale or a shift is one zero of its shape for each row, added to the parameter. Its
   gradient is the per-sample gradient.
 
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class TappedOperation:
-    """How an operation runs in a graph, and what is made of its taps' gradients.
+    """An operation inside a graph, with the records that its taps' gradients become.
 
     Attributes:
         names: of its arguments; those called ``input``, ``weight`` and ``bias`` are its operand and
@@ -104,15 +104,15 @@ HANDED: Any = _Handed()
 module for constants, and those of taps change with the batch."""
 
 TAPPED: dict[Function, TappedOperation] = {}
-"""By the function that torch dispatches on (``layers.tapped``)."""
+"""Operations by the function that torch dispatches on (``layers.tapped``)."""
 
 TAKEN_APART: dict[Function, Callable[..., Any]] = {}
-"""What runs in the place of operations that are written with others; ``(class of private
+"""Functions that run in place of operations written with others; ``(class of private
 parameters, args, kwargs)``. The compiler traces it without a look at ``__torch_function__``: uses
 of parameters in it have to call that themselves."""
 
 ATTRIBUTES: set[Any] = set()
-"""What is an ordinary operation wherever it stands."""
+"""Functions that are ordinary operations wherever they stand."""
 
 _without_torch_function = torch._C.DisableTorchFunctionSubclass
 
@@ -124,7 +124,7 @@ def in_graph(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``__torch_function__`` of private parameters while a graph is traced.
+    """Run ``__torch_function__`` of private parameters while a graph is traced.
 
     Returns:
         The result, or NotImplemented where the graph has to break.
@@ -193,7 +193,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def _next_use(source: ParameterSource) -> TappedUse | None:
-    """The first use of a parameter whose taps are still there."""
+    """Return the first use of a parameter whose taps are still there."""
     for use in source.tapped:
         if use.is_open:
             return use
@@ -208,7 +208,7 @@ def _index(cls: type[Tensor], bias: Any) -> int:
     return int(private._private.index) if type(bias) is cls else -2
 
 
-class Operands(torch.autograd.Function):
+class OperandTaps(torch.autograd.Function):
     """The output of a product as it is; operand and output gradient are its taps' gradients."""
 
     @staticmethod

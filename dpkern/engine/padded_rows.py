@@ -42,7 +42,7 @@ class RowPadding:
     def enter(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, filled up where each tensor has one row for each sample.
+        """Return the arguments, filled up where each tensor has one row for each sample.
 
         Other inputs stay as they are, and nothing is said of their bits.
         """
@@ -73,7 +73,7 @@ class RowPadding:
         return torch.cat([tensor, tensor.new_zeros(self.capture.padded, *tensor.shape[1:])])
 
     def leave(self, output: Any) -> Any:
-        """The module's output without the rows that filled it up.
+        """Return the module's output without the rows that filled it up.
 
         Raises:
             UnsupportedModule: outputs that have other than rows of samples.
@@ -114,7 +114,7 @@ class UsePattern:
 
 
 def modes_of(module: nn.Module) -> tuple[bool, ...]:
-    """Which parts of a module are in training mode, in their order."""
+    """Return the training mode of each part of a module, in their order."""
     return tuple(part.training for part in module.modules())
 
 
@@ -150,17 +150,17 @@ class StaysAsTested:
         self._seen, self._batch_id = UsePattern(), -1
 
     def note(self, use: CapturedOp, x: Tensor) -> None:
-        """A parameter is used."""
+        """Take note of a use of a parameter."""
         if use.batch_id != self._batch_id:
             self._seen, self._batch_id = UsePattern(), use.batch_id
         self._seen.note(use, x)
 
     def note_loss(self, loss: Tensor, outputs: Collection[Any]) -> None:
-        """A loss goes backward."""
+        """Take note of a loss that goes backward."""
         self._seen.loss += loss_pattern(loss, outputs)
 
     def close(self) -> None:
-        """The current samples are clipped now."""
+        """Take note that the current samples are clipped now."""
         reason = self._reason()
         if reason and self._leave is not None:
             leave, self._leave = self._leave, None

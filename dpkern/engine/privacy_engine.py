@@ -629,6 +629,6 @@ class PrivacyEngine:
 
 
 def _within_wrapper(module: nn.Module) -> nn.Module:
-    """The module that was compiled, unless it has a wrapper for several processes around it."""
+    """Return the module that was compiled, unless a wrapper for several processes is around it."""
     inner = within_wrapper(module)
     return inner if distributed.unwrapped(inner) is inner else module

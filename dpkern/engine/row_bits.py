@@ -51,7 +51,7 @@ def checksums(tensor: Tensor, rows: int) -> Tensor | None:
 
 
 Seen = tuple[int, Tensor | None]
-"""How many rows of a tensor each record has, and their checksums."""
+"""Number of rows that each record has in a tensor, and their checksums."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]
 
     Args:
         inside: traced in place of the function; it returns NotImplemented where the graph has to
-            break. None: always.
+            break. None breaks every graph.
     """
 
     def decorate(function: Function) -> Function:

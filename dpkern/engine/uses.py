@@ -97,7 +97,7 @@ class CapturedOp:
     first: bool = False
     """Whether its input is the module's, watched for the probe alone."""
     padded: int = 0
-    """How many of its samples are rows of zeros that fill the batch up."""
+    """Number of its samples that are rows of zeros and fill the batch up."""
 
     @property
     def names(self) -> str:

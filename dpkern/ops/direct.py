@@ -26,18 +26,18 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
 
 
 def look(name: str) -> Callable[..., Any] | None:
-    """The compiled module's quick look of this name, which needs no kernels; None without it."""
+    """Return the compiled module's quick look of this name, which needs no kernels, or None."""
     found: Callable[..., Any] | None = getattr(load_extension(), name, None)
     return found
 
 
 def replayed_step(dtype: torch.dtype) -> Any:
-    """A new list of the calls of a step (``csrc/bindings/replay.cpp``) in float32 or float64."""
+    """Return a new list of the calls of a step (``csrc/bindings/replay.cpp``), for one dtype."""
     return kernel("ReplayedStep", dtype)()
 
 
 def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
-    """What tells whether these are where they are now (``csrc/bindings/unchanged.cpp``).
+    """Return an object that tells whether tensors stay as they are (``bindings/unchanged.cpp``).
 
     None where C++ cannot see torch's tensors.
     """

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ..base.errors import InvalidInput, PrivacyError
@@ -249,10 +250,10 @@ def _dither(released: Sequence[torch.Tensor], cell: float, step: int) -> None:
     Noise has a lattice: some values would be exactly 0, and scales that are made of them 0 or
     infinite, as those of continuous noise never are. Released values may be changed freely.
     """
-    generator = torch.Generator().manual_seed(step)
+    generator = np.random.default_rng(step)
     for values in released:
-        drawn = torch.rand(values.shape, generator=generator, dtype=torch.float64)
-        values.add_((drawn - 0.5).to(values.device), alpha=cell)
+        places = np.asarray(cell * (generator.random(tuple(values.shape)) - 0.5))
+        values += torch.from_numpy(places).to(values.device)
 
 
 def check_same_event(before: Plan, after: Plan) -> None:

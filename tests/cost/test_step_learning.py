@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,13 +109,13 @@ def test_the_importance_of_a_lot_is_its_raw_mean_with_noise_of_its_own() -> None
     keep = [0, 1, 3, 4, 5]
     stream = step.key.stream(Purpose.NOISE, 1, 1)
     rounding = step.key.stream(Purpose.ROUNDING, 1, 1)
-    dither = torch.Generator().manual_seed(1)
+    dither = np.random.default_rng(1)
     for seen, g, position in zip(step.memory["seen"], grads, (0, 1024, 1536), strict=True):
         mean = (g[keep].double().sum(0) / 8).contiguous()
         noisy = noise.add_noise(
             mean, stream=stream, position=position, scale=2.0**-4, rounding=rounding
         )
-        places = torch.rand(noisy.shape, generator=dither, dtype=torch.float64) - 0.5
+        places = torch.from_numpy(dither.random(tuple(noisy.shape))) - 0.5
         testing.assert_close("importance", seen, noisy + places * 2.0**-4 / 64, 1e-9)
     assert step.words["consumed"] == 2 * (step.plan.words["consumed"] // 2)
     assert step.plan.dimension == 2 * 883

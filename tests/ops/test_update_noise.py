@@ -66,14 +66,14 @@ def refused(backend: str, error: BackendError, word: str) -> None:
 @every_backend
 @pytest.mark.parametrize("floats", [False, True], ids=["integers", "floats"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_clock_selects_the_steps_noise(rule: str, floats: bool, backend: str) -> None:
+def test_a_step_counter_selects_the_steps_noise(rule: str, floats: bool, backend: str) -> None:
     chosen = RULES[rule]
     step_counter = update.step_counter(chosen, 0, "cpu")
     base = replace(noise_at(5, floats=floats), step_counter=step_counter)
     try:
         got = trained(chosen, lambda _: base, floats=floats, backend=backend)
     except BackendError as error:
-        refused(backend, error, "step_counter")
+        refused(backend, error, "step counter")
     wanted = trained(
         chosen, lambda step: noise_at(5 + step, floats=floats), floats=floats, backend=backend
     )

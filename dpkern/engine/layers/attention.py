@@ -178,7 +178,7 @@ def _project_apart(
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear``, to which a compiler that traces ``__torch_function__`` would go directly."""
+    """Run ``F.linear``, to which a compiler that traces ``__torch_function__`` goes directly."""
     kind: Any = type(weight)
     if not is_dynamo_compiling() or not hasattr(kind, "taps_in_graphs"):
         return F.linear(x, weight, bias)

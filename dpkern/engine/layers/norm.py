@@ -127,7 +127,7 @@ def rms_norm_statistics(x: Tensor, shape: Sequence[int], eps: float | None) -> T
 def rms_norm_gradients(
     x: Tensor, rstd: Tensor, weight: Tensor, g: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The input's gradient, and that of the scale by row ``[k B, D]``."""
+    """Return the input's gradient, and that of the scale by row ``[k B, D]``."""
     rows, positions, size = _positions(x, shape)
     flat = to_sum_dtype(g).view(rows, positions, size), to_sum_dtype(x).view(rows, positions, size)
     statistics = rstd.view(rows, positions)

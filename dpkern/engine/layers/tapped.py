@@ -20,7 +20,7 @@ from ..in_graph import (
     TAKEN_APART,
     TAPPED,
     Function,
-    Operands,
+    OperandTaps,
     Shape,
     TappedOperation,
     TappedUse,
@@ -79,10 +79,10 @@ def _check_operand(captured: CapturedOp, use: TappedUse, x: Tensor) -> None:
 
 
 def _product(func: Function, given: Mapping[str, Any], operand: Tensor, gradient: Tensor) -> Tensor:
-    """The product of a constant and its operand, which leaves with the gradient by the taps."""
+    """Multiply a constant and an operand, which leaves with the gradient by the taps."""
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     y = func(x, plain(weight), **_options(given, None if bias is None else plain(bias)))
-    return Operands.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return, no-untyped-call]
+    return OperandTaps.apply(y, x.detach(), operand, gradient)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _options(given: Mapping[str, Any], bias: Tensor | None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _eps(given: Mapping[str, Any]) -> float:
 
 
 def _affine(y: Tensor, given: Mapping[str, Any], behind: Shape, *taps: Tensor) -> Tensor:
-    """``y`` scaled and shifted; ``behind``: dimensions that the parameters lack at their end."""
+    """Scale and shift ``y``; the parameters lack ``behind`` dimensions at their end."""
     weight, bias = given["weight"], given.get("bias")
     scaled = y * (plain(weight).view(*weight.shape, *behind) + taps[0])
     return scaled if bias is None else scaled + (plain(bias).view(*bias.shape, *behind) + taps[1])
@@ -127,7 +127,7 @@ def _group_tails(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> T
 
 
 def _elementwise(func: Function, given: Mapping[str, Any], tap: Tensor) -> Tensor:
-    """An operation on data and one copy of the parameter for each row."""
+    """Run an operation on data and one copy of the parameter for each row."""
     copies = plain(given["weight"]) + tap
     first = next(iter(given)) == "weight"
     pair = (copies, given["input"]) if first else (given["input"], copies)

@@ -57,7 +57,7 @@ class Flat:
         self.calls = direct.replayed_step(self.dtype)
         self.sums = Sums(slots, self.dtype)
         self.starts = starts_of([slot.shape for slot in slots])
-        """Where each parameter's sum begins in the memory of all."""
+        """Offset of each parameter's sum in the memory of all."""
         self.unchanged = Unchanged([slot.used for slot in slots])
         self._number_parts()
 

@@ -42,7 +42,7 @@ class NormSite(UseSite):
         self.kernel = direct.kernel(f"{facts.operation}_backward", self.dtype)
 
     written: ClassVar[int] = 2
-    """How many per-sample gradients the kernel writes."""
+    """Number of per-sample gradients that the kernel writes."""
 
     sizes: tuple[int, ...]
     """Sizes of the kernel's operands, for the current batch."""

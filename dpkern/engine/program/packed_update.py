@@ -37,7 +37,7 @@ _NUMBERS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: _ADAM,
     torch.optim.AdamW: _ADAM,
 }
-"""What a rule is made of, by the names of ``param_groups``."""
+"""Names in ``param_groups`` of the numbers that make a rule."""
 
 
 @dataclass
@@ -215,7 +215,7 @@ class PackedUpdate:
         return [group.rule for group in self._groups]
 
     def _updates(self) -> list[int] | None:
-        """The number of each group's update, from 1; None where parameters of a group differ."""
+        """Return each group's update number, from 1; None where parameters of a group differ."""
         assert self._groups is not None
         found = []
         for group in self._groups:

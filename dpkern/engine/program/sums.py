@@ -13,7 +13,7 @@ _ALIGNED = 16
 
 
 def starts_of(shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Where each parameter's sum begins in the memory of all, and where that ends, in numbers."""
+    """Return the offset of each parameter's sum in the memory of all, and its size, in numbers."""
     starts = [0]
     for shape in shapes:
         starts.append(starts[-1] + -(-math.prod(shape) // _ALIGNED) * _ALIGNED)

@@ -208,7 +208,7 @@ def composed(
 
 
 def _compiled(schema: Schema, threads: Callable[[], int]) -> dict[str, Any] | None:
-    """A compiled function as C++ reads it."""
+    """Return a compiled function as C++ reads it."""
     signature, described = schema.signature, _described(schema)
     if described is None or signature.plan is not None:
         return None

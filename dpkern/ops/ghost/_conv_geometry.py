@@ -59,7 +59,7 @@ class Geometry:
 
     @cached_property
     def reached_sizes(self) -> tuple[int, ...]:
-        """How many places of each axis some output sees; a long stride leaves some out."""
+        """Number of places of each axis that some output sees; a long stride leaves some out."""
         axes = zip(
             *(self.input, self.output, self.kernel),
             *(self.stride, self.padding, self.dilation),

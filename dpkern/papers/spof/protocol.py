@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from ...privacy.accounting import shown_bound
 from ..intervals import interval
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import SEEDED, ItemRequest
@@ -90,7 +91,8 @@ def _rows(where: Protocol, method: ReleasedMethod, found: ProtocolRuns) -> list[
         rows.append(
             ComparisonRow(
                 item="released",
-                setting=label(method) + (f", epsilon {epsilon:g} a step" if private else ""),
+                setting=label(method)
+                + (f", epsilon {shown_bound(epsilon)} a step" if private else ""),
                 quantity="accuracy",
                 published=_published(where, method, epsilon),
                 ours=mean,

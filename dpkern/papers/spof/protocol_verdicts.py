@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from ...privacy.accounting import shown_bound
 from ..intervals import Interval, interval
 from ..verdict import FAILS, HOLDS, LEAST_RUNS, UNDECIDED, Verdict, of_number
 from .protocol_runs import NO_NOISE, PRINTED, PRINTED_NO_NOISE, Protocol, ProtocolRuns
@@ -78,7 +79,7 @@ def _better_everywhere(where: Protocol, found: Mapping[ReleasedMethod, ProtocolR
         verdict=UNDECIDED if few else FAILS if below else HOLDS,
         reason=f"{where.runs} runs are too few"
         if few
-        else f"DP-SGD is better at epsilon {', '.join(f'{e:g}' for e in below)}"
+        else f"DP-SGD is better at epsilon {', '.join(map(shown_bound, below))}"
         if below
         else "",
     )
@@ -102,7 +103,8 @@ def _learns(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> Ve
         "With the record as target and the gradient of the loss it is "
         f"{interval(found[PRINTED_NO_NOISE].finite(1.0)).mean:.4f} without noise and "
         + ", ".join(
-            f"{interval(found[PRINTED].finite(e)).mean:.3f} at epsilon {e:g}" for e in EPSILONS
+            f"{interval(found[PRINTED].finite(e)).mean:.3f} at epsilon {shown_bound(e)}"
+            for e in EPSILONS
         ),
     )
 
