@@ -181,6 +181,7 @@ class Capture:
         self._shows_forward = show_forward(self.module)
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(Hook(self._after_any), always_call=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
         self.guard.attach()
@@ -503,7 +504,10 @@ class Capture:
         if self.guard.running:
             return None
         self._watch_node = None
-        if not torch.is_grad_enabled() or self._public or self._skipped:
+        if not torch.is_grad_enabled():
+            return None
+        if self._public or self._skipped:
+            self.graphs.skip()
             return None
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         self._input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
@@ -516,7 +520,9 @@ class Capture:
             self.batch = rows
             if self.boundary is not None and self.boundary.entered_records is not None:
                 self.batch = self.boundary.entered_records
-        if not self._skipped:
+        if self._skipped:
+            self.graphs.skip()
+        else:
             self.graphs.begin(args, kwargs)
         watch = self._watch_input and rows == self.batch and not self._skipped
         watch = watch and not self.graphs.active
@@ -540,7 +546,6 @@ class Capture:
     ) -> Any:
         if self.guard.running:
             return None
-        self.graphs.end()
         if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
@@ -556,6 +561,10 @@ class Capture:
         self._skipped = False
         self.guard.after(args, kwargs, made)
         return output
+
+    def _after_any(self, *_: Any) -> None:
+        if not self.guard.running:
+            self.graphs.end()
 
     def is_last_hook(self) -> bool:
         """Whether nothing changes the module's output after ``_after_forward``."""

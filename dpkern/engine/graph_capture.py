@@ -68,7 +68,7 @@ class GraphCapture:
         self._heard: list[CapturedOp] = []
         self._again: set[int] = set()
         self._handed: _HandedTaps | None = None
-        self._compiled = False
+        self._compiled = self._suspended = False
         self._graphs_before = 0
         self._missed = 0
 
@@ -93,10 +93,31 @@ class GraphCapture:
     # the border of the module
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A training pass on the current samples begins; hand out taps if it is compiled."""
+        """A training pass on the current samples begins; hand out taps if it is compiled.
+
+        A compiled pass that gets none runs uncompiled.
+        """
         if not (in_compiled_call() or self._has_compiled_parts()):
             return
         self._compiled, self.inside, self.outside = True, 0, 0
+        self._hand_out_taps(args, kwargs)
+        if self.reason:
+            self._suspend()
+
+    def skip(self) -> None:
+        """A pass with gradients begins of which nothing is captured."""
+        if in_compiled_call() or self._has_compiled_parts():
+            self._suspend()
+
+    def _suspend(self) -> None:
+        """Let the running pass be uncompiled.
+
+        A graph that breaks at once, compiled now, would be taken for passes with taps too.
+        """
+        self._suspended = True
+        _compiler_settings().disable = True
+
+    def _hand_out_taps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._graphs_before = _graphs_made()
         self.reason = self._refused()
         if self.reason:
@@ -116,6 +137,9 @@ class GraphCapture:
 
     def end(self) -> None:
         """The pass is over, or failed: what was not used of the taps is taken back."""
+        if self._suspended:
+            self._suspended = False
+            _compiler_settings().disable = False
         handed, self._handed = self._handed, None
         if handed is not None:
             handed.close()
@@ -376,6 +400,13 @@ class _Taps(torch.autograd.Function):
             else:
                 assert all(gradient is None for gradient in given)
         return None, None
+
+
+def _compiler_settings() -> Any:
+    """The compiler's settings."""
+    import torch._dynamo.config  # loaded already where something is compiled
+
+    return torch._dynamo.config
 
 
 def _graphs_made() -> int:
