@@ -216,6 +216,7 @@ class Capture:
         self._shows_forward = show_forward(self.module)
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(Hook(self._after_any), always_call=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
         self.guard.attach()
@@ -563,7 +564,10 @@ class Capture:
         if self.guard.running:
             return None
         self._watch_node = None
-        if not torch.is_grad_enabled() or self._public or self._skipped:
+        if not torch.is_grad_enabled():
+            return None
+        if self._public or self._skipped:
+            self.graphs.skip()
             return None
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         given = args if usual else tuple(tensors_in((args, kwargs)))
@@ -578,7 +582,9 @@ class Capture:
             self.batch = rows
             if self.boundary is not None and self.boundary.entered_records is not None:
                 self.batch = self.boundary.entered_records
-        if not self._skipped:
+        if self._skipped:
+            self.graphs.skip()
+        else:
             self.graphs.begin(args, kwargs)
         watch = self._watch_input and rows == self.batch and not self._skipped
         watch = watch and not self.graphs.active
@@ -605,7 +611,6 @@ class Capture:
     ) -> Any:
         if self.guard.running:
             return None
-        self.graphs.end()
         if torch.is_grad_enabled() and not self._public:
             # Uses within reentrant checkpoints show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
@@ -624,6 +629,10 @@ class Capture:
             return output
         alone = type(output) is Tensor and holders_of(output) == self._fewest_holders
         return followed.leave(output, alone=alone)
+
+    def _after_any(self, *_: Any) -> None:
+        if not self.guard.running:
+            self.graphs.end()
 
     def is_last_hook(self) -> bool:
         """Whether nothing changes the module's output after ``_after_forward``."""

@@ -22,12 +22,19 @@ from torch import Tensor
 
 from ..base.errors import CompileWarning
 from .in_graph import HANDED, TAPPED, Function, TappedUse, by_name, constants
-from .parameter import PrivateParameter, applied, differentiable_once, tensors_in
+from .parameter import PrivateParameter, applied, tensors_in
 from .probe import Probe
 from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import fresh, tensors_of
-from .uncompiled import in_compiled_call, is_compiled_wrapper, nothing_compiled
+from .taps import HandedTaps, Taps
+from .uncompiled import (
+    in_compiled_call,
+    is_compiled_wrapper,
+    nothing_compiled,
+    resume,
+    suspend,
+)
 from .uses import CapturedOp, ParameterSource
 
 if TYPE_CHECKING:
@@ -67,8 +74,8 @@ class GraphCapture:
         self._noted: list[TappedUse] = []
         self._heard: list[CapturedOp] = []
         self._again: set[int] = set()
-        self._handed: _HandedTaps | None = None
-        self._compiled = False
+        self._handed: HandedTaps | None = None
+        self._compiled = self._suspended = False
         self._graphs_before = 0
         self._missed = 0
 
@@ -93,10 +100,31 @@ class GraphCapture:
     # the border of the module
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Prepare a training pass on the current samples, with taps if it is compiled."""
+        """Prepare a training pass on the current samples, with taps if it is compiled.
+
+        A compiled pass that gets none runs uncompiled.
+        """
         if not (in_compiled_call() or self._has_compiled_parts()):
             return
         self._compiled, self.inside, self.outside = True, 0, 0
+        self._hand_out_taps(args, kwargs)
+        if self.reason and in_compiled_call():
+            self._suspend()
+
+    def skip(self) -> None:
+        """A pass with gradients begins of which nothing is captured."""
+        if in_compiled_call():
+            self._suspend()
+
+    def _suspend(self) -> None:
+        """Let the running pass be uncompiled.
+
+        A graph that breaks at once, compiled now, would be taken for passes with taps too.
+        """
+        self._suspended = True
+        suspend()
+
+    def _hand_out_taps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._graphs_before = _graphs_made()
         self.reason = self._refused()
         if self.reason:
@@ -116,6 +144,9 @@ class GraphCapture:
 
     def end(self) -> None:
         """Take back the taps that a pass did not use, which is over or failed."""
+        if self._suspended:
+            self._suspended = False
+            resume()
         handed, self._handed = self._handed, None
         if handed is not None:
             handed.close()
@@ -302,80 +333,12 @@ class GraphCapture:
         capture = self.capture
         capture.program.leave("uses inside compiled graphs")
         self.batch_id = capture.batch_number
-        handed = self._handed = _HandedTaps(capture, plan)
-        taps = iter(applied(_Taps, capture.anchor, handed))
+        handed = self._handed = HandedTaps(capture, plan)
+        taps = iter(applied(Taps, capture.anchor, handed))
         for use in plan:
             use.source.tapped.append(use)
             use.is_open = True
             setattr(HANDED, use.place, tuple(next(taps) for _ in use.tap_tails))
-
-
-class _HandedTaps:
-    """The taps of one pass, and the uses that took them."""
-
-    def __init__(self, capture: Capture, plan: list[TappedUse]) -> None:
-        self.capture = capture
-        self.plan = plan
-        self.batch = capture.batch or 0
-        self.batch_id = capture.batch_number
-        self.captured: list[CapturedOp | None] = [None] * len(plan)
-
-    def close(self) -> None:
-        """Register the uses whose taps a finished pass has taken."""
-        for number, use in enumerate(self.plan):
-            use.source.tapped.clear()
-            if not use.is_open:
-                self.use(number)
-            use.is_open = False
-            delattr(HANDED, use.place)
-
-    def use(self, number: int) -> CapturedOp:
-        """Return the use that took these taps, as an uncompiled one would have registered it."""
-        captured = self.captured[number]
-        if captured is None:
-            use, capture = self.plan[number], self.capture
-            targets = tuple(t if t and t.source.watched else None for t in use.targets)
-            captured = self.captured[number] = CapturedOp(
-                capture, use.name, targets, self.batch_id, self.batch, use.key, use.saved
-            )
-            rows = self.batch * use.fold
-            size = rows * use.dtype.itemsize * torch.Size(use.tail).numel()
-            capture.budget.activations += size
-            for target in targets:
-                if target is not None:
-                    target.source.uses += 1
-        return captured
-
-
-class _Taps(torch.autograd.Function):
-    """Zeros whose gradients come out of compiled graphs."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, handed: _HandedTaps) -> tuple[Tensor, ...]:
-        ctx.handed = handed
-        ctx.set_materialize_grads(False)
-        taps = []
-        for use in handed.plan:
-            rows = handed.batch * use.fold
-            for tail, dtype in use.tap_tails:
-                zero = torch.zeros((), dtype=dtype, device=use.device)
-                taps.append(zero.expand(rows, *tail))
-        return tuple(taps)
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
-        handed: _HandedTaps = ctx.handed
-        last = len(gradients)
-        for number in range(len(handed.plan) - 1, -1, -1):
-            use = handed.plan[number]
-            last -= len(use.tap_tails)
-            given = gradients[last : last + len(use.tap_tails)]
-            if all(gradient is not None for gradient in given):
-                use.operation.deliver(handed.use(number), use, *given)
-            else:
-                assert all(gradient is None for gradient in given)
-        return None, None
 
 
 def _graphs_made() -> int:

@@ -15,6 +15,7 @@ from torch._C._dynamo.eval_frame import (
     _FrameExecStrategy,
     get_eval_frame_callback,
     set_code_exec_strategy,
+    set_eval_frame,
 )
 from torch._compile import _disable_dynamo  # the public one imports the compiler at once
 from torch.compiler import is_dynamo_compiling, set_stance
@@ -22,6 +23,9 @@ from torch.compiler import is_dynamo_compiling, set_stance
 Function = Callable[..., Any]
 
 _DEPTH = [0]
+
+_SUSPENDED: list[Any] = []
+"""While a compiled call runs uncompiled: what the interpreter asked before, once it is known."""
 
 _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 
@@ -61,7 +65,10 @@ def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]
                         return result
             elif get_eval_frame_callback() is None:
                 return function(*args, **kwargs)
-            return disabled(*args, **kwargs)
+            result = disabled(*args, **kwargs)
+            if _SUSPENDED:
+                _SUSPENDED[0] = _SUSPENDED[0] or set_eval_frame(None)
+            return result
 
         # No graph begins with this frame, which would break at once. Inside others it is traced.
         set_code_exec_strategy(run.__code__, _ALONE)
@@ -73,6 +80,18 @@ def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]
 def in_compiled_call() -> bool:
     """Whether the engine's running work was called from a callable that torch compiles."""
     return _DEPTH[0] > 0
+
+
+def suspend() -> None:
+    """Run what remains of the compiled call uncompiled, from the engine's next return on."""
+    _SUSPENDED[:] = [None]
+
+
+def resume() -> None:
+    """Compile again."""
+    if _SUSPENDED and _SUSPENDED[0] is not None:
+        set_eval_frame(_SUSPENDED[0])
+    _SUSPENDED.clear()
 
 
 @contextmanager

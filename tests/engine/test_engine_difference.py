@@ -510,7 +510,7 @@ def test_the_probe_leaves_generators_gradients_and_inputs_alone() -> None:
         random.seed(4)
         capture = Capture(module)
         capture.attach()
-        capture.guard._occasions._known |= {capture.guard._occasions._key}
+        capture.guard._occasions._known |= {capture.guard._occasions.combination}
         module(x)
         states.append((torch.get_rng_state(), random.getstate()))
         capture.detach()

@@ -76,7 +76,7 @@ class Layer:
             clipped = gradient.square().sum()
             if isinstance(self.mechanism, SpectralDP):
                 # The clipped kernel on an empty grid, filtered and cropped.
-                low = self.release.back(self.release.forward(gradient))
+                low = self.release.to_gradient(self.release.forward(gradient))
         else:
             assert isinstance(self.release, WhitenedCrop)
             # Norm of the released coordinates; ``low`` is what they are led back to.
