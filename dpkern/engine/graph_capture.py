@@ -112,7 +112,7 @@ class GraphCapture:
             self._suspend()
 
     def skip(self) -> None:
-        """A pass with gradients begins of which nothing is captured."""
+        """Prepare a pass with gradients of which nothing is captured."""
         if in_compiled_call():
             self._suspend()
 

@@ -26,7 +26,7 @@ class HandedTaps:
         self.captured: list[CapturedOp | None] = [None] * len(plan)
 
     def close(self) -> None:
-        """The pass is over: register the uses whose taps were taken."""
+        """Register the uses whose taps a finished pass has taken."""
         for number, use in enumerate(self.plan):
             use.source.tapped.clear()
             if not use.is_open:

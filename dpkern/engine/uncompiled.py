@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 _DEPTH = [0]
 
 _SUSPENDED: list[Any] = []
-"""While a compiled call runs uncompiled: what the interpreter asked before, once it is known."""
+"""The interpreter's question before a compiled call that runs uncompiled, once it is known."""
 
 _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 

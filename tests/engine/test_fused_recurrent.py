@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from dpkern.base.errors import UnsupportedModule
+from dpkern.engine import routes
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums, prepare
 from dpkern.engine.layers import fused_recurrent, recurrent
@@ -122,7 +123,10 @@ def test_per_sample_gradients(
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_each_weight_has_one_record_of_all_time_steps(kind: str) -> None:
+def test_each_weight_has_one_record_of_all_time_steps(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_CACHED", 0)
     module = make(lambda: Net(kind, given=False))
     capture = Capture(module)
     capture.attach()
@@ -203,6 +207,7 @@ def test_one_norm_for_both_weights_where_they_are_clipped_together(
     name: str, norms: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, times, options, widths = CLIPPED[name]
+    monkeypatch.setattr(routes, "_CACHED", 0)
     monkeypatch.setattr(fused_recurrent.linear, "norm_route", lambda a, g: "gram")
     module = make(lambda: Wide(kind, times)).double()
     x = draw(B, T, D)
