@@ -93,6 +93,9 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     capture.unscaled = in_place = sums_in_place(now, capture.slots)
     capture.joint_norms = one_group and (now.arithmetic == "float" or in_place)
     capture.square_of = squared_norms_rounded if in_place else squared_norms
+    # Two ways round differently: a sample's integers may not depend on how many others there are.
+    if now.arithmetic == "exact":
+        capture.budget.cached = 0
     if not one_group and now.arithmetic == "float":
         capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 

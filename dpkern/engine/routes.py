@@ -31,6 +31,8 @@ class KeepBudget:
         self.peak = 0
         self.activations = 0
         """Bytes of layer inputs in the forward pass of the current samples."""
+        self.cached = CACHED
+        """Bytes of a record that stay in the cache; 0 lets no choice depend on the batch size."""
 
     @property
     def bytes(self) -> int:
@@ -49,7 +51,7 @@ class KeepBudget:
         if not isinstance(record, (LinearGradients, ConvolutionGradients)):
             return record
         extra = max(0, record.gradient_bytes - record.held_bytes)
-        worth = worth_writing(record) if written else worth_keeping(record)
+        worth = worth_writing(record) if written else worth_keeping(record, self.cached)
         if self.used + extra > self.bytes or not worth:
             return record
         self.used += extra
@@ -66,11 +68,11 @@ class KeepBudget:
 _LINEAR_SUM, _LINEAR_KEPT, _LINEAR_GRAM = 10.5, 15.0, 15.5
 _CONV_SUM, _CONV_KEPT, _CONV_GRAM = 13.0, 14.0, 45.0
 _STORED = 700.0
-_CACHED = 1 << 16
+CACHED = 1 << 16
 """Bytes of all samples' gradients that stay in the cache until they are summed."""
 
 
-def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
+def worth_keeping(record: LinearGradients | ConvolutionGradients, cached: int = CACHED) -> bool:
     """Whether materialized gradients are the faster way to norm and sum.
 
     They cost one product per sample and a contraction. The other way takes the norm, by the Gram
@@ -92,7 +94,7 @@ def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
         if ghost.conv.norm_route(geometry) == "gram":
             gram = _CONV_GRAM * ghost.conv.gram_multiplications(geometry) / geometry.batch
         kept, summed = _CONV_KEPT * positions * size, _CONV_SUM * positions * size
-    stored = _STORED if record.gradient_bytes > _CACHED else 0.0
+    stored = _STORED if record.gradient_bytes > cached else 0.0
     return kept + stored * size <= min(gram, kept) + summed
 
 

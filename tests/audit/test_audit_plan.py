@@ -390,14 +390,14 @@ def test_tampered_plans_fail() -> None:
     assert failed(certified.of_plan(tampered(3, first_position=1700))) == {"noise places"}
     # A group of its own, with its own bound, moves the release besides.
     assert failed(certified.of_plan(tampered(1, clip_group=1))) == {"noise multiplier"}
-    bare = failed(certified.of_plan(tampered(1, sd=0.0)))
+    bare = failed(certified.of_plan(tampered(1, noise_scale=0.0)))
     assert bare == {"every coordinate protected", "integer bounds"}
     tiny = replace(ours, spec=events.gaussian(0.01))
     assert failed(certified.of_plan(tiny)) == {"noise multiplier"}
     secret = replace(ours, spec=events.non_private(), arithmetic="float")
     assert failed(certified.of_plan(secret)) == {"every coordinate protected"}
     float_plan = PLANS["float"]
-    doubled = tuple(replace(block, stretch=2.0) for block in float_plan.blocks)
+    doubled = tuple(replace(block, sensitivity_factor=2.0) for block in float_plan.blocks)
     assert failed(certified.of_plan(replace(float_plan, blocks=doubled))) == {"noise multiplier"}
 
 

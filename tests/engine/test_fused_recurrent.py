@@ -126,7 +126,7 @@ def test_per_sample_gradients(
 def test_each_weight_has_one_record_of_all_time_steps(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_CACHED", 0)
+    monkeypatch.setattr(routes, "CACHED", 0)
     module = make(lambda: Net(kind, given=False))
     capture = Capture(module)
     capture.attach()
@@ -207,7 +207,7 @@ def test_one_norm_for_both_weights_where_they_are_clipped_together(
     name: str, norms: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, times, options, widths = CLIPPED[name]
-    monkeypatch.setattr(routes, "_CACHED", 0)
+    monkeypatch.setattr(routes, "CACHED", 0)
     monkeypatch.setattr(fused_recurrent.linear, "norm_route", lambda a, g: "gram")
     module = make(lambda: Wide(kind, times)).double()
     x = draw(B, T, D)

@@ -42,9 +42,9 @@ def test_places_and_words_count_released_coordinates() -> None:
 
 MIXED = [
     block(1.0, 2.0),
-    block(1.0, 0.5, stretch=0.3),
+    block(1.0, 0.5, sensitivity_factor=0.3),
     block(3.0, 4.0, group=1),
-    block(3.0, 7.0, group=1, stretch=2.0),
+    block(3.0, 7.0, group=1, sensitivity_factor=2.0),
 ]
 
 
@@ -107,7 +107,7 @@ KERNEL = Block(shape=SHAPES[0], clip_group=1, bound=1.0, noise_scale=1.0)
     [
         (block(sd=0.0, group=1), "without noise"),
         (block(bound=math.inf, group=1), "no bound"),
-        (block(group=1, stretch=math.inf), "no bound"),
+        (block(group=1, sensitivity_factor=math.inf), "no bound"),
         (replace(KERNEL, release=OPEN), "directions"),
     ],
     ids=["no noise", "no bound", "infinite stretch", "open"],
@@ -123,7 +123,10 @@ def test_one_unprotected_layer_makes_all_non_private(silent: Block, says: str) -
 
 def test_multipliers_below_the_certified_range_are_non_private() -> None:
     assert gaussian_spec([block(1.0, 2.0**-4)], "float") != events.non_private()
-    assert gaussian_spec([block(1.0, 2.0**-4, stretch=1.001)], "float") == events.non_private()
+    assert (
+        gaussian_spec([block(1.0, 2.0**-4, sensitivity_factor=1.001)], "float")
+        == events.non_private()
+    )
     assert gaussian_spec([block(1.0, 0.06)], "exact") == events.non_private()
     assert laplace_spec([block(1.0, 0.06)], "float") == events.non_private()
 
@@ -131,7 +134,7 @@ def test_multipliers_below_the_certified_range_are_non_private() -> None:
 @pytest.mark.parametrize(
     "blocks",
     [
-        [block(stretch=2.0)],
+        [block(sensitivity_factor=2.0)],
         [block(sd=2.0), block(sd=3.0)],
         [replace(KERNEL, release=WhitenedCrop(site=CONV, norm="spectrum"))],
         [replace(block(), release=DiagonalMap(scale=torch.ones(4), norm="gradient"))],
