@@ -100,7 +100,7 @@ def connect(extension: Any) -> bool:
 
 
 def _is_seen(extension: Any, dtype: torch.dtype) -> bool:
-    whole = torch.zeros(2, 3, 5, dtype=dtype)
+    whole = torch.zeros(2, 3, 5, dtype=dtype, device="cpu")
     return all(
         extension.viewed(part)
         == (part.data_ptr(), tuple(part.shape), part.stride(), *_CODES[dtype], 1, 1, 0)
