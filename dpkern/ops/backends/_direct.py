@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from ...base.dtypes import DTYPES, sum_dtype
 from ...base.errors import DPKernError
+from ...base.memory import has_memory
 from ...base.ranges import RANGES, has_range
 from ...base.schema import BoundCall, Schema
 from ...base.signature import (
@@ -92,6 +93,7 @@ def connect(extension: Any) -> bool:
             "bound": BoundCall,
             "cpu": torch.device("cpu"),
             "is_negated": torch.Tensor.is_neg,
+            "has_memory": has_memory,
             "empty_strided": torch.empty_strided,
             "changed": increment_version,
         }
