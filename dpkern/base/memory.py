@@ -12,13 +12,15 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
     Fake, functional and wrapper tensors have none, and FSDP frees those of its parameters.
     """
-    if tensor.numel() == 0:
+    span = tensor.numel()
+    if span == 0:
         return True
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    if not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps)
     try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() != 0 and storage.nbytes() > last * tensor.element_size()
+        storage, end = tensor.untyped_storage(), tensor.storage_offset() + span
+        return storage.data_ptr() != 0 and storage.nbytes() >= end * tensor.itemsize
     except RuntimeError:  # torch's answer for tensors that stand for others
         return False
 
