@@ -107,6 +107,7 @@ bool connect(const py::dict& given) {
   torch.bound = type("bound");
   torch.cpu = kept(given["cpu"]);
   torch.is_negated = kept(given["is_negated"]);
+  torch.has_memory = kept(given["has_memory"]);
   torch.empty_strided = kept(given["empty_strided"]);
   torch.changed = kept(given["changed"]);
   return true;

@@ -212,8 +212,9 @@ PyObject* Caller::run(Seen& seen) const {
     if (result == nullptr) return nullptr;
     PyTuple_SET_ITEM(made, place_of, result);
     View view;
-    // Under some modes of torch new tensors are none.
-    if (!torch.is_tensor(result) || torch.exchange->view(result, &view) != 0) {
+    // Under some modes of torch new tensors are none, or have no memory.
+    if (!torch.is_tensor(result) || torch.exchange->view(result, &view) != 0 ||
+        !has_memory(result, view)) {
       PyErr_Clear();
       Py_RETURN_NOTIMPLEMENTED;
     }

@@ -45,8 +45,8 @@ bool Composed::fill(std::size_t place, Seen& inner) const {
     PyObject* const made = new_tensor(shape, dtype);
     View view;
     // Under some modes of torch new tensors are none.
-    const bool seen =
-        made != nullptr && torch.is_tensor(made) && torch.exchange->view(made, &view) == 0;
+    const bool seen = made != nullptr && torch.is_tensor(made) &&
+                      torch.exchange->view(made, &view) == 0 && has_memory(made, view);
     if (seen) (parameter.many ? argument.many.emplace_back() : argument.data) = view.data;
     if (!seen) Py_XDECREF(made);
     return seen ? made : nullptr;

@@ -181,7 +181,7 @@ bool Look::tensor(const Parameter& parameter, PyObject* value, std::size_t item,
   if (!torch.is_tensor(value)) return false;
   View view;
   if (torch.exchange->view(value, &view) != 0) return false;
-  if (view.offset != 0 || (view.data == nullptr && !is_empty(view))) return false;
+  if (view.offset != 0 || !has_memory(value, view)) return false;
   if (!trusts_ && is_negated(value)) return false;
 
   const int dtype = find_dtype(view);

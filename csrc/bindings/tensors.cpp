@@ -48,6 +48,15 @@ bool is_empty(const View& view) {
   return std::find(view.shape, view.shape + view.dims, 0) != view.shape + view.dims;
 }
 
+bool has_memory(PyObject* tensor, const View& view) {
+  constexpr std::uintptr_t kLargestStorage = std::uintptr_t{1} << 40;
+  if (reinterpret_cast<std::uintptr_t>(view.data) >= kLargestStorage || is_empty(view)) return true;
+  if (view.data == nullptr) return false;
+  PyObject* const held = PyObject_CallOneArg(torch.has_memory, tensor);
+  Py_XDECREF(held);
+  return held == Py_True;
+}
+
 // Whether torch notes, and may note only, that the numbers in its memory are to be negated.
 bool is_negated(PyObject* tensor) {
   PyObject* negated = PyObject_CallOneArg(torch.is_negated, tensor);
@@ -116,7 +125,7 @@ bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguou
     if (!torch.is_tensor(tensor)) return false;
     View view;
     if (torch.exchange->view(tensor, &view) != 0 || view.device.type != kCpu) return false;
-    if (view.offset != 0 || (view.data == nullptr && !is_empty(view))) return false;
+    if (view.offset != 0 || !has_memory(tensor, view)) return false;
     const int dtype = find_dtype(view);
     if (dtype < 0 || PySequence_Contains(dtypes, torch.dtypes[dtype].object) != 1) return false;
     if (!has_shape(view, PySequence_Fast_GET_ITEM(shapes, i))) return false;

@@ -28,6 +28,7 @@ struct Torch {
   PyTypeObject* bound = nullptr;
   PyObject* cpu = nullptr;
   PyObject* is_negated = nullptr;
+  PyObject* has_memory = nullptr;
   PyObject* empty_strided = nullptr;
   PyObject* changed = nullptr;
 
@@ -43,6 +44,10 @@ int find_dtype(const View& view);  // its place, or -1
 bool is_contiguous(const View& view);
 bool is_transposed(const View& view);
 bool is_empty(const View& view);
+
+// Whether an address is one of memory, and not null or a distance from the null of a storage that
+// was freed. Those are smaller than any storage is large; of small addresses torch is asked.
+bool has_memory(PyObject* tensor, const View& view);
 
 // Whether torch notes, and may note only, that the numbers in its memory are to be negated.
 bool is_negated(PyObject* tensor);

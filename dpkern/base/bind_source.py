@@ -148,7 +148,7 @@ def _one_source(
     spread: str | None,
 ) -> Iterator[str]:
     yield f"if {name}.__class__ not in _TENSORS or {name}.layout is not _strided: {_LEAVE}"
-    yield f"if {name}.is_neg() or {name}._is_zerotensor(): {_LEAVE}"
+    yield f"if {name}.is_neg() or {name}._is_zerotensor() or not _has_memory({name}): {_LEAVE}"
     group = parameter.group
     if group in LEADING and "kind" not in place:
         place["kind"] = "_kind"

@@ -25,6 +25,7 @@ import torch
 from . import interop
 from .errors import BackendError, InvalidInput
 from .kernel import Kernel
+from .memory import check_new_tensors
 from .op_cost import Cost
 from .schema import BoundCall, Schema
 
@@ -99,6 +100,7 @@ class Op(Generic[P, R]):
             made = direct(*args, **kwargs)
             if made is not NotImplemented:
                 return made
+        check_new_tensors(self.operator)
         bound = self.schema.bind(*args, **kwargs)
         kernel = self._chosen(wanted, bound)[1]
         if profiled:

@@ -29,9 +29,14 @@ from .signature import (
 
 
 class Look:
-    """The state of one call's checks: what is bound, and what is wrong with the next argument."""
+    """The state of one call's checks: what is bound, and what is wrong with the next argument.
 
-    def __init__(self) -> None:
+    Args:
+        fake: whether tensors may lack memory.
+    """
+
+    def __init__(self, *, fake: bool) -> None:
+        self.fake = fake
         self.sizes: dict[str, Any] = {}
         self.lists: dict[str, str] = {}
         self.kind: torch.dtype | None = None
@@ -91,6 +96,7 @@ class Look:
             dtypes=self._dtypes(parameter.group),
             device=self.device,
             contiguous=parameter.layout == "contiguous",
+            fake=self.fake,
         )
         if parameter.layout == "dense" and not is_dense(tensor):
             raise _not_dense(name, tensor)

@@ -18,7 +18,7 @@ import torch
 from .bind_source import bind_source
 from .dtypes import DTYPES, sum_dtype
 from .look import Look
-from .memory import is_dense
+from .memory import has_memory, is_dense
 from .place import check_place
 from .signature import (
     LEADING,
@@ -89,6 +89,7 @@ class Schema:
             "_slow": self.check,
             "_sum_dtype": sum_dtype,
             "_is_dense": is_dense,
+            "_has_memory": has_memory,
             "_place": check_place,
             "_Bound": BoundCall,
             "_TENSORS": (torch.Tensor, torch.nn.Parameter),
@@ -121,13 +122,16 @@ class Schema:
         Raises:
             InvalidInput: the first argument that does not fit.
         """
-        bound = self.declared(*args)
+        bound = self.declared(*args, fake=False)
         plan = None if self.own_check is None else self.own_check(*bound.args)
         return bound._replace(plan=plan)
 
-    def declared(self, *args: Any) -> BoundCall:
-        """Run ``check`` without the op's own: it looks at no entry of a tensor."""
-        look = Look()
+    def declared(self, *args: Any, fake: bool = True) -> BoundCall:
+        """Run ``check`` without the op's own: it looks at no entry of a tensor.
+
+        A fake tensor may lack memory.
+        """
+        look = Look(fake=fake)
         args = tuple(
             (value,) if _alone(parameter) and isinstance(value, torch.Tensor) else value
             for parameter, value in zip(self.signature.parameters, args, strict=True)

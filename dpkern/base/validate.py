@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .errors import InvalidInput, MissingDependency, brief
+from .memory import has_memory
 
 _REMEDY_NUMBER = "Pass a finite Python number."
 
@@ -130,8 +131,12 @@ def tensor_at(
     dtypes: Collection[torch.dtype] | None = None,
     device: torch.device | None = None,
     contiguous: bool = False,
+    fake: bool = False,
 ) -> torch.Tensor:
-    """Check as ``tensor`` does, for a name that is no keyword, such as ``params[3]``."""
+    """Check as ``tensor`` does, for a name that is no keyword, such as ``params[3]``.
+
+    A fake tensor may lack memory.
+    """
     if not isinstance(got, torch.Tensor):
         raise InvalidInput(
             name, expected="a torch.Tensor", got=type(got).__name__, remedy="Pass a tensor."
@@ -149,6 +154,14 @@ def tensor_at(
             expected="a tensor whose memory holds its numbers",
             got="a view that negates another tensor" if got.is_neg() else "zeros without memory",
             remedy="Call .resolve_neg(), or .clone(), first.",
+        )
+    if not fake and not has_memory(got):
+        raise InvalidInput(
+            name,
+            expected="a tensor whose memory holds its numbers",
+            got=f"a {type(got).__name__} whose storage is missing or too short",
+            remedy="Pass the tensor that it stands for (DTensor.to_local(), a parameter that FSDP "
+            "has gathered), or call the op in torch.ops.dpkern.",
         )
     if shape is not None and got.shape != shape:
         same = got.dim() == len(shape) and all(
@@ -334,6 +347,7 @@ def alike(
         and t.layout is torch.strided
         and not t.is_meta
         and holds_its_numbers(t)
+        and has_memory(t)
         and (not contiguous or t.is_contiguous())
         for t in tensors
     )

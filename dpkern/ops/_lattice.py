@@ -72,21 +72,22 @@ def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) ->
 
 def keystream(stream: Stream, first_block: int, blocks: int) -> torch.Tensor:
     """Return words in the order of RFC 8439, ``[16 blocks]``."""
-    counters = torch.arange(first_block, first_block + blocks, dtype=torch.int64)
+    counters = torch.arange(first_block, first_block + blocks, dtype=torch.int64, device="cpu")
     return chacha_blocks(stream, counters).t().reshape(-1)
 
 
 def _tile_rows(stream: Stream, first: int, tiles: int, groups: int) -> torch.Tensor:
     """Return rows ``[tiles, 16 groups, lanes]``: row r, lane l is word r mod 16 of one block."""
     per_tile = groups * LANES
-    counters = torch.arange(first * per_tile, (first + tiles) * per_tile, dtype=torch.int64)
+    begin, end = first * per_tile, (first + tiles) * per_tile
+    counters = torch.arange(begin, end, dtype=torch.int64, device="cpu")
     words = chacha_blocks(stream, counters.view(tiles, groups, LANES))
     return words.permute(1, 2, 0, 3).reshape(tiles, 16 * groups, LANES)
 
 
 @cache
 def _table(law: Law) -> torch.Tensor:
-    return torch.tensor(law.table, dtype=torch.int32)
+    return torch.tensor(law.table, dtype=torch.int32, device="cpu")
 
 
 def _gaussian_magnitudes(block: torch.Tensor) -> torch.Tensor:
@@ -96,7 +97,7 @@ def _gaussian_magnitudes(block: torch.Tensor) -> torch.Tensor:
     numbers = (sum(word << (32 * i) for i, word in enumerate(row)) for row in words)
     # N_t > R exactly for the entries of the increasing list from the first one above R on.
     above = (len(increasing) - bisect_left(increasing, number + 1) for number in numbers)
-    return torch.tensor([ESCAPE + count for count in above], dtype=torch.int32)
+    return torch.tensor([ESCAPE + count for count in above], dtype=torch.int32, device="cpu")
 
 
 def _laplace_magnitudes(block: torch.Tensor) -> torch.Tensor:
@@ -167,7 +168,7 @@ def _by_tiles(position: int, count: int, make: object) -> torch.Tensor:
         make(tile, min(_TILES_AT_ONCE, last - tile)) for tile in range(first, last, _TILES_AT_ONCE)
     ]
     if not pieces:
-        return torch.empty(0, dtype=torch.int32)
+        return torch.empty(0, dtype=torch.int32, device="cpu")
     start = position - first * TILE
     return torch.cat(pieces)[start : start + count]
 
@@ -185,14 +186,21 @@ def round_down(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(rounded.to(torch.float64) > x, below, rounded)
 
 
+def _float64(scale: float | torch.Tensor) -> torch.Tensor:
+    """Return the scale where it is; ``torch.as_tensor`` moves it to the default device."""
+    if isinstance(scale, torch.Tensor):
+        return scale.to(torch.float64)
+    return torch.tensor(scale, dtype=torch.float64, device="cpu")
+
+
 def per_unit(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return ``1 / u`` rounded down, ``u = scale / 2^20``: scaled sensitivities can only shrink."""
-    return round_down(SCALE_UNITS / torch.as_tensor(scale, dtype=torch.float64), dtype)
+    return round_down(SCALE_UNITS / _float64(scale), dtype)
 
 
 def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return ``g = scale / 64``."""
-    return (torch.as_tensor(scale, dtype=torch.float64) / SCALE_CELLS).to(dtype)
+    return (_float64(scale) / SCALE_CELLS).to(dtype)
 
 
 def release_floats(

@@ -51,11 +51,15 @@ def _counted(bound: BoundCall) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=bound.device)
 
 
+def _tensor_of(count: int | torch.Tensor) -> torch.Tensor:
+    return count if isinstance(count, torch.Tensor) else torch.tensor(count, device="cpu")
+
+
 def _clipped(op: Op[..., Any]) -> Results:
     """Return the sums, norms and the number of dropped samples of a ``ClipResult``."""
 
     def of(made: Any) -> tuple[Any, ...]:
-        dropped = torch.as_tensor(made.nonfinite)
+        dropped = _tensor_of(made.nonfinite)
         return list(made.sums), made.norms, dropped
 
     def empty(bound: BoundCall) -> tuple[Any, ...]:
@@ -74,7 +78,7 @@ def _unclipped(op: Op[..., Any]) -> Results:
     """Return the number of sums that were not finite."""
 
     def of(made: Any) -> tuple[Any, ...]:
-        return (torch.as_tensor(made),)
+        return (_tensor_of(made),)
 
     return Results(("Tensor",), of, lambda bound: (_counted(bound),), 0)
 

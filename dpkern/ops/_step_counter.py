@@ -17,14 +17,14 @@ SIZE = 3
 
 def step_counter(rule: Rule, steps: int, device: torch.device | str) -> torch.Tensor:
     """Return a step counter for the update after ``steps`` others."""
-    powers = torch.tensor(rule.powers(steps + 1), dtype=torch.float64)
-    return torch.cat((torch.tensor([steps]), powers.view(torch.int64))).to(device)
+    powers = torch.tensor(rule.powers(steps + 1), dtype=torch.float64, device="cpu")
+    return torch.cat((torch.tensor([steps], device="cpu"), powers.view(torch.int64))).to(device)
 
 
 def read(step_counter: torch.Tensor) -> tuple[int, Powers]:
     """Return the steps taken and the powers; the host waits for them."""
     steps, *bits = step_counter.tolist()
-    beta1, beta2 = torch.tensor(bits).view(torch.float64).tolist()
+    beta1, beta2 = torch.tensor(bits, device="cpu").view(torch.float64).tolist()
     return steps, (beta1, beta2)
 
 

@@ -139,7 +139,7 @@ def step(
             y, unusable = _noisy_sum(total, noise, i)
             bad = bad + unusable
             factor = noise.scales[i] / SCALE_CELLS * gradient_scale
-            gradient = y.to(param.dtype) * torch.tensor(factor, dtype=param.dtype)
+            gradient = y.to(param.dtype) * torch.tensor(factor, dtype=param.dtype, device="cpu")
         buffers = [state.buffers[name][i] for name in rule.buffer_names()]
         rule.apply(param, gradient, buffers, t, powers)
     state.steps += 1 if params else 0

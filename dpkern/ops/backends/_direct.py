@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from ...base.dtypes import DTYPES, sum_dtype
 from ...base.errors import DPKernError
+from ...base.memory import has_memory
 from ...base.ranges import RANGES, has_range
 from ...base.schema import BoundCall, Schema
 from ...base.signature import (
@@ -92,6 +93,7 @@ def connect(extension: Any) -> bool:
             "bound": BoundCall,
             "cpu": torch.device("cpu"),
             "is_negated": torch.Tensor.is_neg,
+            "has_memory": has_memory,
             "empty_strided": torch.empty_strided,
             "changed": increment_version,
         }
@@ -100,7 +102,7 @@ def connect(extension: Any) -> bool:
 
 
 def _is_seen(extension: Any, dtype: torch.dtype) -> bool:
-    whole = torch.zeros(2, 3, 5, dtype=dtype)
+    whole = torch.zeros(2, 3, 5, dtype=dtype, device="cpu")
     return all(
         extension.viewed(part)
         == (part.data_ptr(), tuple(part.shape), part.stride(), *_CODES[dtype], 1, 1, 0)

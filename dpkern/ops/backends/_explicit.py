@@ -25,7 +25,7 @@ def contract(compiled: Kernel) -> Kernel:
             compiled.run(bound)
             return
         flat = [
-            out if part.is_contiguous() else torch.zeros(out.numel(), dtype=out.dtype)
+            out if part.is_contiguous() else torch.zeros_like(out).view(-1)
             for part, out in zip(grads, outs, strict=True)
         ]
         compiled.run(bound._replace(args=(grads, factors, flat)))

@@ -29,12 +29,12 @@ def gradients(bound: BoundCall) -> torch.Tensor:
     kind, batch, last = sum_dtype(bound.args[0].dtype), geometry.batch, 2 + len(kernel)
     order = conv_order(geometry, kind is torch.float64)
     if order == 0:
-        made = torch.empty(batch, out, *kernel, per_group, dtype=kind)
+        made = torch.empty(batch, out, *kernel, per_group, dtype=kind, device="cpu")
         return made.permute(0, 1, last, *range(2, last))
     if order == 1:
-        made = torch.empty(batch, per_group, *kernel, out, dtype=kind)
+        made = torch.empty(batch, per_group, *kernel, out, dtype=kind, device="cpu")
         return made.permute(0, last, 1, *range(2, last))
-    return torch.empty(batch, out, per_group, *kernel, dtype=kind)
+    return torch.empty(batch, out, per_group, *kernel, dtype=kind, device="cpu")
 
 
 def planar(compiled: Kernel) -> Kernel:

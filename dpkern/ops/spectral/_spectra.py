@@ -118,8 +118,8 @@ def _factors(size: Pair, band: Band | None) -> torch.Tensor:
 def fold_index(size: Pair, folded: Pair) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``[bins of X]``: the bin of D with its value or conjugate, and bool: which."""
     (p, q), (height, width) = folded, size
-    ky = torch.arange(height)[:, None] % p
-    kx = torch.arange(width // 2 + 1)[None] % q
+    ky = torch.arange(height, device="cpu")[:, None] % p
+    kx = torch.arange(width // 2 + 1, device="cpu")[None] % q
     beyond = kx > q // 2
     ky, kx = torch.where(beyond, (p - ky) % p, ky), torch.where(beyond, q - kx, kx)
     return (ky * (q // 2 + 1) + kx).flatten(), beyond.expand(height, -1).flatten()
@@ -133,15 +133,15 @@ def _folding(size: Pair, folded: Pair) -> torch.Tensor:
     index, _ = fold_index(size, folded)
     counts = index.bincount()
     order = index.argsort(stable=True)
-    place = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index[order]]
-    table = torch.full((len(counts), int(counts.max())), len(index))
+    place = torch.arange(len(index), device="cpu") - (counts.cumsum(0) - counts)[index[order]]
+    table = torch.full((len(counts), int(counts.max())), len(index), device="cpu")
     table[index[order], place] = order
     return table
 
 
 def half_gains(band: Band) -> torch.Tensor:
     """Return gains ``[P, Q/2 + 1]``; a band of one axis is a plane of height 1."""
-    gains = torch.tensor(band.gains)
+    gains = torch.tensor(band.gains, device="cpu")
     gains = gains if gains.dim() == 2 else gains[None]
     return gains[:, : gains.shape[1] // 2 + 1]
 

@@ -140,13 +140,14 @@ def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> Tenso
 @lru_cache(maxsize=256)
 def toeplitz(band: Band, before: Pair, used: Pair, given: Pair) -> tuple[Tensor, Tensor]:
     """Return ``T[i, j] = h(i - j - padding)`` per axis, from given positions to the used rows."""
-    gains = torch.tensor(band.gains)
+    gains = torch.tensor(band.gains, device="cpu")
     gains = gains if gains.dim() == 2 else gains[None]
     made = []
     for axis, line in enumerate((gains[:, 0], gains[0])):
         response = torch.fft.ifft(line).real
         count = min(given[axis], max(0, used[axis] - before[axis]))
-        lag = torch.arange(used[axis])[:, None] - torch.arange(count)[None] - before[axis]
+        lag = torch.arange(used[axis], device="cpu")[:, None]
+        lag = lag - torch.arange(count, device="cpu")[None] - before[axis]
         made.append(response[lag % len(line)])
     return made[0], made[1]
 

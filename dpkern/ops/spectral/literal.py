@@ -153,7 +153,7 @@ def batched(
         white = torch.randn(shape, generator=generator, dtype=x.dtype) * scale
         total = total + torch.fft.rfftn(white, dim=axes, norm="ortho")
     if config.band is not None:
-        total = total * torch.tensor(config.band.gains[..., : last // 2 + 1]).to(x)
+        total = total * torch.tensor(config.band.gains[..., : last // 2 + 1], device="cpu").to(x)
     return _taps(torch.fft.irfftn(total, s=config.size, dim=axes, norm="ortho"), config)
 
 
@@ -241,7 +241,7 @@ def _inverse(spectrum: torch.Tensor, config: Pipeline, generator: torch.Generato
         return _taps(_stored_inverse(spectrum, config, generator), config)
     spectrum = spectrum + _noise(spectrum, config, generator)
     if config.band is not None:
-        spectrum = spectrum * torch.tensor(config.band.gains).to(spectrum.real)
+        spectrum = spectrum * torch.tensor(config.band.gains, device="cpu").to(spectrum.real)
     return _taps(torch.fft.ifftn(spectrum, dim=axes, norm="ortho").real, config)
 
 

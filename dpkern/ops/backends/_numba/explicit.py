@@ -83,8 +83,8 @@ def _clip_factors(
     scale: float = 1.0,
     automatic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    norms = torch.empty(len(squares[0]), dtype=torch.float64)
-    factors = torch.empty(len(norms), dtype=dtype)
+    norms = torch.empty(len(squares[0]), dtype=torch.float64, device="cpu")
+    factors = torch.empty(len(norms), dtype=dtype, device="cpu")
     rule = float(max_grad_norm), float(scale), automatic
     _factors(torch.stack(list(squares)).detach().numpy(), rule, norms.numpy(), factors.numpy())
     return factors, norms
@@ -93,7 +93,7 @@ def _clip_factors(
 def _contracted(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
     # A gradient in another order of entries is summed in that order; the sum is put right at last.
     flat = [
-        out if part.is_contiguous() else torch.zeros(out.numel(), dtype=out.dtype)
+        out if part.is_contiguous() else torch.zeros_like(out).view(-1)
         for part, out in zip(grads, outs, strict=True)
     ]
     items = addresses(grads), _columns(grads), addresses(flat)

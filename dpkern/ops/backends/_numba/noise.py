@@ -81,7 +81,7 @@ def _keystream(
     blocks: int,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    out = torch.empty(16 * blocks, dtype=torch.int32)
+    out = torch.empty(16 * blocks, dtype=torch.int32, device="cpu")
     words, target = words_of(stream), out.numpy().view(np.uint32)
     in_parts(
         blocks,
@@ -100,7 +100,7 @@ def _lattice_draws(
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    made = torch.empty(count, dtype=torch.int32) if out is None else out
+    made = torch.empty(count, dtype=torch.int32, device="cpu") if out is None else out
     words, law, target = words_of(stream), law_of(distribution), made.numpy()
     in_parts(
         count,

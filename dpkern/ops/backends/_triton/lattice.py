@@ -38,7 +38,7 @@ def tables(distribution: str, device: torch.device) -> torch.Tensor:
     words = [*LAWS[distribution].table]
     for bound in gaussian_tail():
         words += [bound >> (32 * i) & 0xFFFFFFFF for i in range(4)]
-    return torch.tensor(words, dtype=torch.int64).to(torch.int32).to(device)
+    return torch.tensor(words, dtype=torch.int64, device="cpu").to(torch.int32).to(device)
 
 
 @triton.jit
