@@ -443,7 +443,8 @@ class Capture:
         # A centre refers to each sample's own loss; a gradient scaler may tell its scale later.
         whole = arrival.rows is None and (release is None or release.centre is None)
         if alone and whole and self.norms_on_arrival:
-            arrival.record = record = with_clip_norm(source, record, self)
+            record = with_clip_norm(source, record, self)
+            arrival.hold(record)
             if not isinstance(record, ExplicitGradients) or record.squares is not None:
                 arrival.square = self.square_of(record)
         if self.early is not None:
@@ -469,12 +470,15 @@ class Capture:
         return True
 
     def check_closed(self) -> None:
-        """Check that no gradient leaked past the capture and that every use was verified.
+        """Check that no gradient leaked past the capture or changed, and that uses were verified.
 
         Raises:
-            PrivacyError: one leaked, or a use was not verified; nothing has been released.
+            PrivacyError: one did, or a use was not verified; nothing has been released.
         """
         self._check_leaks()
+        if self.recorded:
+            for source in (*self.slots, *self.expressions):
+                source.check_operands()
         if self._unverified:
             raise PrivacyError(
                 ", ".join(dict.fromkeys(self._unverified.values())),

@@ -178,12 +178,14 @@ class GroupSums:
         """Finish the slot's group if nothing of it is still to come.
 
         Raises:
-            PrivacyError: the group is finished already.
+            PrivacyError: the group is finished already, or one of its operands was changed.
         """
         group = self.group_of[slot.index]
         self._check_open(slot)
         slots = self.groups[group]
         if all(len(s.arrivals) == s.uses and not s.indirect for s in slots):
+            for each in slots:
+                each.check_operands()
             with phase(CLIP):
                 self.finish(group)
 

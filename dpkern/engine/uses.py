@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..privacy.mechanisms.release import ReleaseMap
 from .in_graph import TappedUse
+from .operands import refuse_change, versions_of
 from .per_sample_gradients import PerSampleGradients
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ class GradientSource:
     @property
     def watched(self) -> bool:
         return self.capture.watching
+
+    def check_operands(self) -> None:
+        """Check that what arrived is what it was when it did.
+
+        Raises:
+            PrivacyError: an operand was changed in place since.
+        """
+        for arrival in self.arrivals:
+            if versions_of(arrival.record) != arrival.versions:
+                refuse_change(self.name)
 
 
 class BackwardClipper(Protocol):
@@ -71,6 +82,15 @@ class CapturedGradients:
     rows: tuple[int, int] | None = None
     square: Tensor | None = None
     """Contribution to the clip group's squared norms, float64 ``[B]``; None if not known yet."""
+    versions: tuple[int, ...] = field(init=False)
+    """The number of writes to each of the record's tensors before they were captured."""
+
+    def __post_init__(self) -> None:
+        self.hold(self.record)
+
+    def hold(self, record: PerSampleGradients) -> None:
+        """Hold these gradients as they are now."""
+        self.record, self.versions = record, versions_of(record)
 
 
 @dataclass(frozen=True)

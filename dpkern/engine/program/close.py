@@ -31,7 +31,7 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
     capture.check_closed()
     run = program.run
     with phase(CLIP):
-        flat.check_versions(run)
+        run.check_operands()
         memory = flat.sums.first() if step.sums is None else flat.sums.further()
         batch, mean = run.batch, capture.loss_reduction == "mean"
         lost = flat.close(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ...base.errors import PrivacyError
 from ...ops import direct
 from ...ops.clip import sum_dtype
 from ..parameter import without_torch_function
@@ -97,24 +96,6 @@ class Flat:
             site.resize(self, batch)
         self.factors, self.norms = self.memory.factors(batch), self.memory.norms(batch)
         self._addresses = self.factors.data_ptr(), self.norms.data_ptr()
-
-    def check_versions(self, run: ReplayRun) -> None:
-        """Check that all operands are what they were when their norms were taken.
-
-        Raises:
-            PrivacyError: one was changed in place; nothing has been released.
-        """
-        for site, held in zip(self.sites, run.held, strict=True):
-            if held and held[0] is not None:
-                x, g, before, after = held[:4]
-                if x._version != before or g._version != after:
-                    raise PrivacyError(
-                        site.facts.operation + " of " + run.use_of(site).names,
-                        expected="its input and output gradient as they were in the backward pass",
-                        got="one that was changed in place since",
-                        remedy="Leave activations and gradients alone between backward() and "
-                        "optimizer.step().",
-                    )
 
     def close(
         self, run: ReplayRun, bound: float, scale: float, *, automatic: bool, memory: SumMemory

@@ -224,8 +224,13 @@ class Program:
         self.run.drop_arrivals()
 
     def abandon(self, reason: str) -> None:
-        """Pass the uses and gradients of the run to the recorded path, in their order."""
+        """Pass the uses and gradients of the run to the recorded path, in their order.
+
+        Raises:
+            PrivacyError: an operand was changed in place since its norm was taken.
+        """
         run = self.run
+        run.check_operands()
         run.live, run.task = False, None
         self.reason = reason
         capture = self.capture

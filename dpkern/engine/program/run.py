@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ops import direct
+from ..operands import refuse_change
 from ..parameter import PrivateParameter, without_torch_function
 from ..uses import CapturedOp
 from .site import UseSite
@@ -98,6 +99,18 @@ class ReplayRun:
         """Give up: this site has its gradient already, or gets one of another kind."""
         self.program.abandon("a second gradient, or one of another dtype")
         return self.use_of(site)
+
+    def check_operands(self) -> None:
+        """Check that all operands are what they were when their norms were taken.
+
+        Raises:
+            PrivacyError: one was changed in place since.
+        """
+        for site, held in zip(self.sites, self.held, strict=True):
+            if held and held[0] is not None:
+                x, g, before, after = held[:4]
+                if x._version != before or g._version != after:
+                    refuse_change(self.use_of(site).names)
 
     def drop_arrivals(self) -> None:
         """Forget the gradients and keep the uses."""
