@@ -24,7 +24,7 @@ from .signature import (
 
 
 def bind_source(signature: Signature, call: inspect.Signature, *, checked: bool) -> Iterator[str]:
-    """Write ``bind``.
+    """Write ``bind``, under the name of the op for errors of Python.
 
     Args:
         signature: of the op.
@@ -33,7 +33,7 @@ def bind_source(signature: Signature, call: inspect.Signature, *, checked: bool)
     """
     parameters = signature.parameters
     names = [parameter.name for parameter in parameters]
-    yield f"def bind({_call_source(call)}):"
+    yield f"def {signature.name}({_call_source(call)}):"
     yield "    try:"
     yield "        pass"  # there may be nothing to look at
     known: set[str] = set()

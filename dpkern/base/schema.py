@@ -103,7 +103,7 @@ class Schema:
             if isinstance(parameter, ChoiceParameter):
                 namespace[f"_options_{parameter.name}"] = parameter.options
         exec(compile(self.source, f"<bind {self.signature.name}>", "exec"), namespace)
-        return namespace["bind"]  # type: ignore[no-any-return]
+        return namespace[self.signature.name]  # type: ignore[no-any-return]
 
     def look_by(self, made: Callable[[Schema], Callable[..., BoundCall] | None]) -> None:
         """Let another function take the first look of ``bind``, if ``made`` returns one."""

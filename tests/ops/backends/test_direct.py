@@ -262,7 +262,7 @@ def test_it_agrees_on_one_tensor_each(args: dict[str, Any]) -> None:
     if {"a", "w", "sums", "other"} <= {*args}:
         _agree(_one, args)
         return
-    with pytest.raises(TypeError, match="missing"):  # Python says so
+    with pytest.raises(TypeError, match=r"_one\(\) missing"):  # Python says so
         Schema(_one, None).bind(**args)
     assert outcome(seeing(Schema(_one, None)), args) is Deferred
 
@@ -450,9 +450,9 @@ def test_other_ways_of_a_call_are_kept() -> None:
     with dispatch.use("reference"):
         assert not torch.equal(_norm(A * 0.1, G), _norm.__globals__["ghost"].linear_norm(A, G))
     assert torch.equal(_norm(A.as_subclass(Sub), G), want)
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
+    with pytest.raises(TypeError, match=r"linear_norm\(\) got an unexpected keyword"):
         ghost.linear_norm(A, G, rout="auto")
-    with pytest.raises(TypeError, match="missing"):
+    with pytest.raises(TypeError, match=r"linear_norm\(\) missing"):
         ghost.linear_norm(A)
 
 
