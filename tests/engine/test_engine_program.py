@@ -194,8 +194,7 @@ def test_weight_set_in_every_forward_pass_is_recorded() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(20, 6), nn.ReLU(), MaxNorm(6, 3))
 
-    run = both(replays=False, make=make)
-    assert run.replays == 0
+    assert both(replays=False, make=make).replays == 0
 
 
 @pytest.mark.parametrize("name", CHANGES)
