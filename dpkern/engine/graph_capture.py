@@ -27,7 +27,7 @@ from .probe import Probe
 from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import fresh, tensors_of
-from .taps import HandedTaps, Taps
+from .taps import HandedTaps, ParameterTaps
 from .uncompiled import (
     in_compiled_call,
     is_compiled_wrapper,
@@ -334,7 +334,7 @@ class GraphCapture:
         capture.program.leave("uses inside compiled graphs")
         self.batch_id = capture.batch_number
         handed = self._handed = HandedTaps(capture, plan)
-        taps = iter(applied(Taps, capture.anchor, handed))
+        taps = iter(applied(ParameterTaps, capture.anchor, handed))
         for use in plan:
             use.source.tapped.append(use)
             use.is_open = True

@@ -1,4 +1,4 @@
-"""Taps of compiled graphs: handed out before a pass, their gradients taken in after it."""
+"""ParameterTaps of compiled graphs: handed out before a pass, their gradients taken in after it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HandedTaps:
         return captured
 
 
-class Taps(torch.autograd.Function):
+class ParameterTaps(torch.autograd.Function):
     """Zeros whose gradients come out of compiled graphs."""
 
     @staticmethod

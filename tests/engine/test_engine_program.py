@@ -172,6 +172,7 @@ CHANGES = {
     "momentum is forgotten": forget_momentum,
     "momentum moves": move_buffer,
     "a parameter moves": move_parameter,
+    "parameters move in every forward pass": set_flag("moves"),
     "another bound": bound,
     "another noise": noise,
     "two losses over one pass": two_losses,
@@ -179,6 +180,21 @@ CHANGES = {
     "a hook of the optimizer": optimizer_hook,
     "a public pass": public_pass,
 }
+
+
+class MaxNorm(nn.Linear):
+    """Bounds its rows before each use, by setting its weight's data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.5)
+        return super().forward(x)
+
+
+def test_weight_set_in_every_forward_pass_is_recorded() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(20, 6), nn.ReLU(), MaxNorm(6, 3))
+
+    assert both(replays=False, make=make).replays == 0
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -374,9 +390,10 @@ def test_a_key_that_looks_at_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) 
         both(CHANGES["another learning rate"])
 
 
+@pytest.mark.parametrize("name", ["a parameter moves", "parameters move in every forward pass"])
 def test_a_program_that_does_not_look_where_parameters_are_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Unchanged, "holds", lambda self: True)
     with pytest.raises(AssertionError):
-        both(CHANGES["a parameter moves"])
+        both(CHANGES[name])

@@ -157,5 +157,10 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
         or not site.admits(x)
     ):
         return None
+    with without_torch_function():
+        stays = site.unchanged.holds()
+    if not stays:  # forward() has set the parameter's .data since the pass began
+        program.abandon("a parameter that moved within the forward pass")
+        return None
     run.cursor += 1
     return run, site

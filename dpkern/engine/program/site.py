@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..uses import CapturedOp, ParameterSource
 from .facts import UseFacts
+from .unchanged import Unchanged
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -67,6 +68,7 @@ class UseSite(ABC):
         self.kept = bool(kept[0])
         self.weight = weight.used
         self.bias = None if bias is None else bias.used
+        self.unchanged = Unchanged([slot.used for slot in (weight, bias) if slot is not None])
         self.index = 0
         """The place in the order of the forward pass."""
         self.dtype = facts.dtype
