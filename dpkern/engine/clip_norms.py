@@ -25,7 +25,7 @@ from ..base.phase import MAP, phase
 from ..ops import spectral
 from ..ops.spectral import Band
 from ..privacy.mechanisms import Plan
-from ..privacy.mechanisms.release import DiagonalMap, ParameterTaps, ReleaseMap
+from ..privacy.mechanisms.release import DiagonalMap, ReleaseMap, Taps
 from .per_sample_gradients import (
     CirculantGradients,
     ConvolutionGradients,
@@ -179,7 +179,7 @@ class SpectrumNormed(NormedGradients):
     """Gradients clipped by the spectrum of their correlation or by their own norm, and filtered."""
 
     record: ConvolutionGradients | CirculantGradients
-    release: ParameterTaps
+    release: Taps
     _bins: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     """Retained bins of both operands, kept from the norm to the sum."""
 
@@ -271,7 +271,7 @@ class WhitenedNormed(NormedGradients):
     their place.
     """
 
-    release: ParameterTaps
+    release: Taps
     matrix: Tensor | None = None
     behind: SpectrumNormed | None = None
 
@@ -297,7 +297,7 @@ class WhitenedNormed(NormedGradients):
         return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
 
 
-def grid_of(release: ParameterTaps) -> tuple[int, ...]:
+def grid_of(release: Taps) -> tuple[int, ...]:
     """Return the transform size that a release's norms refer to."""
     if release.size is not None:
         return release.size
@@ -357,7 +357,7 @@ def with_clip_norm(
     if isinstance(release, DiagonalMap):
         written = release.scale is not None and release.norm == "release"
         return ScaledNormed(budget.kept(record, written=written), release, scale)
-    if not isinstance(release, ParameterTaps):
+    if not isinstance(release, Taps):
         return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
     signal = release.signal if release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
@@ -380,7 +380,7 @@ def with_clip_norm(
     return WhitenedNormed(kept, release, matrix, behind=whole if kept is filtered else None)
 
 
-def check_use(slot: ParameterSource, record: PerSampleGradients, release: ParameterTaps) -> None:
+def check_use(slot: ParameterSource, record: PerSampleGradients, release: Taps) -> None:
     """Refuse a use of the parameter other than the one that its release map was made for.
 
     Raises:
