@@ -114,7 +114,7 @@ class CapturedOp:
     site: tuple[Any, ...]
     saved: dict[str, Any] = field(default_factory=dict)
     """Plain values that the rule's backward pass needs, no tensors."""
-    first: bool = False
+    is_module_input: bool = False
     """Whether its input is the module's, watched for the probe alone."""
     padded: int = 0
     """Number of its samples that are rows of zeros and fill the batch up."""
@@ -126,7 +126,7 @@ class CapturedOp:
     @property
     def passes_on(self) -> bool:
         """Whether the gradient of its input is needed."""
-        return not self.first or self.capture.probe is not None
+        return not self.is_module_input or self.capture.probe is not None
 
     def wants(self, g: Tensor | None) -> bool:
         """Whether this output gradient is to be captured; a running probe looks at it instead."""
