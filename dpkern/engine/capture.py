@@ -657,7 +657,9 @@ class Capture:
     def loss_factor(self) -> float:
         """Return the factor from captured gradients to those of each sample's own loss."""
         mean = self.loss_reduction == "mean" and not self.mean_undone
-        return (self.arrived_batch if mean else 1) / self.loss_scale
+        # No loss sees the rows that fill a batch up.
+        records = self.arrived_batch - self.arrived_padded
+        return (records if mean else 1) / self.loss_scale
 
     def _next_samples(self) -> None:
         self.program.next_samples()

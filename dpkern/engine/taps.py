@@ -23,6 +23,7 @@ class HandedTaps:
         self.plan = plan
         self.batch = capture.batch or 0
         self.batch_id = capture.batch_number
+        self.padded = capture.padded
         self.captured: list[CapturedOp | None] = [None] * len(plan)
 
     def close(self) -> None:
@@ -41,7 +42,14 @@ class HandedTaps:
             use, capture = self.plan[number], self.capture
             targets = tuple(t if t and t.source.watched else None for t in use.targets)
             captured = self.captured[number] = CapturedOp(
-                capture, use.name, targets, self.batch_id, self.batch, use.key, use.saved
+                capture,
+                use.name,
+                targets,
+                self.batch_id,
+                self.batch,
+                use.key,
+                use.saved,
+                padded=self.padded,
             )
             rows = self.batch * use.fold
             size = rows * use.dtype.itemsize * torch.Size(use.tail).numel()

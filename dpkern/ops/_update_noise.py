@@ -57,7 +57,7 @@ class UpdateNoise:
         return self.draws.bits_at(self.positions[i], count)
 
 
-def at_clock(
+def at_step_counter(
     noise: UpdateNoise | None, rule: Rule, steps: int
 ) -> tuple[UpdateNoise | None, int, Powers]:
     """Return the noise of the update at hand, its number t and its powers.
@@ -147,4 +147,4 @@ def _check_draws(
     check_draws("noise.draws", draws, first, end, device)
 
 
-__all__ = ["Draws", "UpdateNoise", "at_clock", "check_noise"]
+__all__ = ["Draws", "UpdateNoise", "at_step_counter", "check_noise"]

@@ -21,7 +21,7 @@ from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._step_counter import step_counter
 from ._update_noise import UpdateNoise as Noise
-from ._update_noise import at_clock, check_noise
+from ._update_noise import at_step_counter, check_noise
 from .noise import INTEGERS
 
 
@@ -129,7 +129,7 @@ def step(
     """
     bad: Count = 0
     params = [p.detach() for p in params]
-    noise, t, powers = at_clock(noise, rule, state.steps)
+    noise, t, powers = at_step_counter(noise, rule, state.steps)
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
         if noise is None:
             finite = torch.isfinite(total)
@@ -225,7 +225,7 @@ __all__ = [
     "Simplex",
     "State",
     "advance",
-    "at_clock",
+    "at_step_counter",
     "project",
     "step",
     "step_counter",

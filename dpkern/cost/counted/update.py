@@ -16,7 +16,7 @@ from ._native import addresses, kernels, sizes, tallied
 from ._tally import CountedRun, Kernel
 
 Tensors = Sequence[torch.Tensor]
-CLOCK = CountedRun(counts=Counts(LOAD=3), bytes_read=24)
+STEP_COUNTER = CountedRun(counts=Counts(LOAD=3), bytes_read=24)
 """The cost of reading a device step counter."""
 
 
@@ -31,7 +31,9 @@ def _step(
 ) -> tuple[int, CountedRun]:
     if not params:
         return 0, CountedRun()
-    clocked = CLOCK if noise is not None and noise.step_counter is not None else CountedRun()
+    counted_step = (
+        STEP_COUNTER if noise is not None and noise.step_counter is not None else CountedRun()
+    )
     given = arguments(params, sums, rule, state, gradient_scale, noise)
     params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
     bad, tally = tallied(
@@ -51,7 +53,7 @@ def _step(
     )
     increment_version(params)
     state.steps += 1
-    return bad, tally + clocked
+    return bad, tally + counted_step
 
 
 KERNELS: dict[str, Kernel] = {"update.step": _step}

@@ -52,7 +52,7 @@ def arguments(
     noise: update.Noise | None,
 ) -> tuple[Any, ...]:
     """Return the arguments of ``update_tensors``, from those of ``update.step``."""
-    noise, t, powers = update.at_clock(noise, rule, state.steps)
+    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     buffers = [buffer for name in rule.buffer_names() for buffer in state.buffers[name]]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
     return params, sums, buffers, *places, rule.packed(t, powers), noise, gradient_scale
@@ -84,7 +84,7 @@ def prepare(
         return NotImplemented
     if noise is not None:
         check_noise(noise, params, sums)
-    noise, t, powers = update.at_clock(noise, rule, state.steps)
+    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     buffers = [buffer for each in lists for buffer in each]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
     return buffers, *places, rule.packed(t, powers), noise, state

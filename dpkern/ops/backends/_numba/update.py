@@ -182,7 +182,7 @@ def _update_step(
     if not params:
         return 0
     dtype, count = params[0].dtype, len(params)
-    noise, t, powers = update.at_clock(noise, rule, state.steps)
+    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     kind, numbers = _rule(rule, t, powers)
     like_sum, like_param = like(sums[0].dtype), like(dtype)
     streams, law, positions = (_NO_NOISE, _NO_NOISE), law_of("gaussian"), [0] * count
