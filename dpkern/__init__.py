@@ -25,6 +25,7 @@ dispatch.look_in(backends=f"{__name__}.ops.backends", costs=f"{__name__}.cost.fo
 
 if TYPE_CHECKING:
     from .engine import PrivacyEngine
+    from .engine.explain import explain
     from .engine.fix import fix
     from .engine.survey import survey
 
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "accounting",
     "errors",
+    "explain",
     "fix",
     "interop",
     "mechanisms",
@@ -53,23 +55,23 @@ __all__ = [
 ]
 
 
-_ON_USE = ("audit", "engine", "graphs", "losses", "noise_tables", "subjects")
+_MODULES = ("audit", "engine", "graphs", "losses", "noise_tables", "subjects")
+_HOMES = {
+    "PrivacyEngine": ".engine.privacy_engine",
+    "explain": ".engine.explain",
+    "fix": ".engine.fix",
+    "survey": ".engine.survey",
+}
+"""Imported on use: many need only the step or the accounting."""
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on use: many need only the step or the accounting.
-    if name in _ON_USE:
+    if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name == "PrivacyEngine":
-        from .engine import PrivacyEngine
-
-        return PrivacyEngine
-    if name == "fix":
-        from .engine.fix import fix
-
-        return fix
-    if name == "survey":
-        from .engine.survey import survey
-
-        return survey
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_HOMES})

@@ -76,9 +76,14 @@ class Accountant:
             MissingDependency: dp-accounting is not installed.
         """
         open_unit(delta=delta)
+        if self.step is not None and self.step.steps:
+            self.warn_of(delta, self.step.sampling, stacklevel=3)
+        return self.bound_of(delta)
+
+    def bound_of(self, delta: float) -> float:
+        """Return what ``get_epsilon`` returns, without its warning."""
         if self.step is None or not self.step.steps:
             return 0.0
-        self.warn_of(delta, self.step.sampling, stacklevel=3)
         return self.step.certify(delta).epsilon_by(self.bound)
 
     def warn_of(self, delta: float, sampling: Mapping[str, Any], *, stacklevel: int) -> None:

@@ -115,6 +115,12 @@ class PrivateLoader(DataLoader[Any]):
         )
         self.max_physical_batch_size = max_physical_batch_size
 
+    def __repr__(self) -> str:
+        return (
+            f"<PrivateLoader: {self.sampling} batches of {self.dataset_size} records "
+            f"at rate {self.sample_rate:.4g}>"
+        )
+
     @property
     def sampling(self) -> str:
         """The way batches are drawn: ``poisson``, ``fixed`` or ``shuffled``."""

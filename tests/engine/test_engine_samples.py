@@ -15,8 +15,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from dpkern import PrivacyEngine
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.engine.batch_order import DROPPED
+from dpkern.engine.make_parts import OWN_BATCHES
 from dpkern.engine.padding import MASKED
-from dpkern.engine.privacy_engine import ADOPTED, OWN_BATCHES
+from dpkern.engine.privacy_engine import ADOPTED
 from dpkern.engine.provenance.wrappers import remedy_of_wrapper
 from dpkern.nn.losses import per_sample_cross_entropy, per_sample_mean
 from tests.engine.engine_run import DELTA, Run, data
