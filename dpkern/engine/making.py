@@ -53,7 +53,7 @@ class MakesPrivate:
         text = f"<PrivacyEngine: {step.mechanism.title}, {drawn}, {step.steps} steps"
         if delta is not None:
             epsilon = shown_bound(self.accountant.bound_of(delta), 3)
-            text += f", epsilon <= {epsilon} at delta = {delta:g}"
+            text += f", epsilon <= {epsilon} at delta = {shown_bound(delta)}"
         return text + ">"
 
     @property

@@ -1,4 +1,4 @@
-"""What a resumed run needs of the private parts, as plain values and without any key."""
+"""Save and load the state of the private parts: plain values, without any key."""
 
 from __future__ import annotations
 
