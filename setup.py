@@ -22,7 +22,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-SOURCE_SUFFIXES = {".h", ".cpp", ".cuh", ".cu"}
+COMPILED_AT_RUN_TIME = ("core/*.h", "cuda/*.h", "cuda/*.cuh", "cuda/*.cu")
+"""The sources of ``csrc`` that CuPy compiles where dpkern is installed."""
 
 
 def setting(name: str, choices: tuple[str, ...]) -> str:
@@ -48,7 +49,7 @@ def find_cmake() -> str:
 
 
 class BuildSources(build_py):
-    """Pure Python, with ``csrc`` beside it for backends that compile just in time."""
+    """Pure Python, and the CUDA sources for the backend that compiles them at run time."""
 
     def run(self) -> None:
         if not self.editable_mode:
@@ -67,8 +68,8 @@ class BuildSources(build_py):
     def native_sources(self) -> dict[Path, Path]:
         """Target below the build folder -> file of ``csrc``."""
         package = Path(self.build_lib) / "dpkern"
-        found = sorted(f for f in (ROOT / "csrc").rglob("*") if f.suffix in SOURCE_SUFFIXES)
-        return {package / f.relative_to(ROOT): f for f in found}
+        found = (f for pattern in COMPILED_AT_RUN_TIME for f in (ROOT / "csrc").glob(pattern))
+        return {package / f.relative_to(ROOT): f for f in sorted(found)}
 
 
 class BuildKernels(build_ext):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import accounting, errors, interop, mechanisms, nn, ops, rng
+from . import errors, interop, ops, rng
 from .base import dispatch
 from .base.dispatch import use
 from .base.version import __version__
@@ -19,15 +19,16 @@ from .errors import (
     PrivacyWarning,
     UnsupportedModule,
 )
-from .step import DPStep
 
 dispatch.look_in(backends=f"{__name__}.ops.backends", costs=f"{__name__}.cost.forms")
 
 if TYPE_CHECKING:
+    from . import accounting, mechanisms, nn
     from .engine import PrivacyEngine
     from .engine.explain import explain
     from .engine.fix import fix
     from .engine.survey import survey
+    from .step import DPStep
 
 __all__ = [
     "BackendError",
@@ -55,14 +56,25 @@ __all__ = [
 ]
 
 
-_MODULES = ("audit", "engine", "graphs", "losses", "noise_tables", "subjects")
+_MODULES = (
+    "accounting",
+    "audit",
+    "engine",
+    "graphs",
+    "losses",
+    "mechanisms",
+    "nn",
+    "noise_tables",
+    "subjects",
+)
 _HOMES = {
+    "DPStep": ".step",
     "PrivacyEngine": ".engine.privacy_engine",
     "explain": ".engine.explain",
     "fix": ".engine.fix",
     "survey": ".engine.survey",
 }
-"""Imported on use: many need only the step or the accounting."""
+"""Imported on use: many need the ops alone, or the accounting."""
 
 
 def __getattr__(name: str) -> Any:

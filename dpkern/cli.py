@@ -4,52 +4,96 @@ With ``--json`` (``cost``: ``--format json``) standard output carries exactly on
 progress and messages go to standard error. Exit codes: 0 done, 1 a checked model cannot be trained
 privately or an audit contradicts what it tested, 2 refused (with one message that says what to do),
 130 interrupted.
+
+A command is imported when it runs: the page of all commands needs none of them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from torch.nn.parameter import is_lazy
+from typer.core import TyperCommand, TyperGroup
 
-from . import __version__
-from .base import dispatch
 from .base.errors import DPKernError
-from .base.exit_codes import CHECK_FAILED, REFUSED
+from .base.exit_codes import REFUSED
 from .base.json import dumps
-from .commands import audit as cli_audit
-from .commands import cost as cli_cost
-from .commands import privacy as cli_privacy
-from .commands import train as cli_train
-from .engine import check_model
-from .engine.demo.models import ALL_MODELS, build, example_rows
-from .ops.backends import cpu
-from .papers import cli as cli_reproduce
-from .train import display
+from .base.version import __version__
+
+COMMANDS = {
+    "train": (
+        ".commands.train",
+        "Train a model privately; write report.json, checkpoint.pt and a figure.",
+    ),
+    "privacy": (
+        ".commands.privacy",
+        "Print claimed and certified epsilon of a planned run, or the noise that it needs.",
+    ),
+    "audit": (
+        ".commands.audit",
+        "Try to contradict a claim by running the release on worst-case neighbours.",
+    ),
+    "reproduce": (
+        ".papers.cli",
+        "Recompute a table or figure: published beside ours, claimed beside certified epsilon.",
+    ),
+    "check": (".commands.check", "Check whether a model can be trained privately."),
+    "info": (
+        ".commands.info",
+        "Show version, build, instruction set in use, and which backend can run which op.",
+    ),
+    "cost": (".commands.cost", "Count, compare and measure what private training costs."),
+}
+"""The module of each command, and its line on the page of all commands."""
+
+
+def load(name: str) -> Any:
+    """Return a command of ``COMMANDS``, whose module is imported now."""
+    module = import_module(COMMANDS[name][0], __package__)
+    made = getattr(module, "app", None)
+    if made is None:
+        made = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        made.command(name)(module.command)
+    command = typer.main.get_command(made)
+    command.name = name
+    return command
+
+
+class Commands(TyperGroup):
+    """The group of all commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands' names, in their order on the page."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any | None:
+        """Return what the page shows of a command; None if there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(
+        self, ctx: Any, args: list[str]
+    ) -> tuple[str | None, Any | None, list[str]]:
+        """Return the command that is to run, loaded."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return (name, command, rest) if name is None else (name, load(name), rest)
+
 
 app = typer.Typer(
     name="dpkern",
+    cls=Commands,
     help="Certified differentially private training in compiled kernels.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-app.command("train")(cli_train.command)
-app.command("privacy")(cli_privacy.command)
-app.command("audit")(cli_audit.command)
-app.command("reproduce")(cli_reproduce.command)
-app.add_typer(cli_cost.app, name="cost")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,51 +152,3 @@ def _common(
     ] = False,
 ) -> None:
     del version
-
-
-@app.command()
-def check(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help=f"One of {', '.join(ALL_MODELS)}, or path/to/file.py:callable, or "
-            "package.module:callable; the callable takes no arguments and returns the model."
-        ),
-    ],
-    json: Json = False,
-) -> None:
-    """Check whether a model can be trained privately.
-
-    Needs no data.
-
-    Runs the code that makes the model. Exit code 1 if anything is refused.
-    """
-    presets = {
-        name: partial(build, name, row_shape=example_rows(name), classes=10) for name in ALL_MODELS
-    }
-    with redirect_stdout(sys.stderr):  # the user's code may print
-        found = check_model.load_model(model, presets)
-        findings = check_model.report(found)
-    refused = sum(finding["severity"] == "refuse" for finding in findings)
-    trained = sum(p.numel() for p in found.parameters() if p.requires_grad and not is_lazy(p))
-    if json:
-        counts = {"trained_parameters": trained, "refused": refused}
-        _print_json({"model": model, **counts, "findings": findings})
-    else:
-        display.print_findings(Console(), model, trained, findings)
-    if refused:
-        raise typer.Exit(CHECK_FAILED)
-
-
-@app.command()
-def info(json: Json = False) -> None:
-    """Show version, build, instruction set in use, and which backend can run which op."""
-    build = cpu.build_config()
-    rows = dispatch.table()
-    if json:
-        _print_json({"version": __version__, "build": build, "ops": rows})
-        return
-    console = Console()
-    settings = [(name.replace("_", " "), value) for name, value in build.items()]
-    display.print_table(console, f"dpkern {__version__}", settings)
-    display.print_backends(console, rows)

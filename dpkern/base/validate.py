@@ -353,19 +353,23 @@ def alike(
     )
 
 
-def require(package: str, *, extra: str | None = None) -> ModuleType:
+_DISTRIBUTIONS = {"flint": "python-flint", "sklearn": "scikit-learn"}
+"""Packages that are installed under another name than they are imported by."""
+
+
+def require(package: str) -> ModuleType:
     """Import a package on first use, or say what to install.
 
-    Args:
-        extra: the extra of dpkern that brings it; None names the package itself.
+    Raises:
+        MissingDependency: it is not installed.
     """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        wanted = package.split(".")[0] if extra is None else f"'dpkern[{extra}]'"
+        name = package.split(".")[0]
         raise MissingDependency(
             package,
             expected="an installed package",
             got=str(error),
-            remedy=f"Install it with: pip install {wanted}",
+            remedy=f"Install it with: pip install {_DISTRIBUTIONS.get(name, name)}",
         ) from error

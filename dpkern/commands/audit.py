@@ -125,7 +125,7 @@ def command(
     claimed = _claim(claim, claim_mu, delta)
     choice(MODES, mode=mode)
     if html is not None or figures is not None:
-        require("matplotlib", extra="demo")
+        require("matplotlib")
     refuse_places(html=html, figures=figures)
     if loop.is_loop(subject):
         _refuse_given(context, NOT_OF_LOOPS, "nothing for a training loop, which is run as it is")

@@ -35,6 +35,8 @@ from ..step.noise_tables import TableShape
 app = typer.Typer(
     help="Count, compare and measure what private training costs.",
     no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(files.FORMATS)}.")]
@@ -279,7 +281,7 @@ def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Pat
     """
     choice(files.FORMATS, format=kind)
     if kind == "html" or folder is not None:
-        require("matplotlib", extra="demo")
+        require("matplotlib")
     refuse_places(out=out, figures=folder)
     report = make()
     if out is None and kind == "html":

@@ -91,7 +91,7 @@ def command(
             "out", expected="a directory", got=f"{out}, a file", remedy="Choose another --out."
         )
     if not no_figure:
-        require("matplotlib", extra="demo")
+        require("matplotlib")
     wanted = names(paper, item)
     finished = ResultCache(folder=out / FOLDER, resume=resume)
     results = []

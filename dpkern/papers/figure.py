@@ -72,8 +72,8 @@ def draw(panels: Sequence[Panel], headline: str, path: Path) -> None:
     Raises:
         MissingDependency: without matplotlib.
     """
-    figures = require("matplotlib.figure", extra="demo")
-    agg = require("matplotlib.backends.backend_agg", extra="demo")
+    figures = require("matplotlib.figure")
+    agg = require("matplotlib.backends.backend_agg")
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = -(-len(panels) // columns)
     size = columns * max(map(_width, panels)), lines * max(map(_height, panels))

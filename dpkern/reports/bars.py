@@ -144,7 +144,7 @@ def _wrapped(names: list[str], size: FigureSize, flat: bool) -> list[str]:
 
 def _axes(figure: Figure, sheet: FigureAxes, names: list[str], flat: bool) -> None:
     axes, size = sheet.axes, sheet.size
-    ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
+    ticker = require("matplotlib.ticker")
     along, across = (axes.yaxis, axes.xaxis) if flat else (axes.xaxis, axes.yaxis)
     along.set_major_locator(ticker.FixedLocator(list(range(len(names)))))
     along.set_major_formatter(ticker.FixedFormatter(_wrapped(names, size, flat)))

@@ -18,7 +18,6 @@ from ..base.validate import require
 from . import colors
 from .number_format import probability, si_format
 
-EXTRA = "demo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ def styled(size: FigureSize, *, text_as_text: bool = False) -> Iterator[Any]:
     Raises:
         MissingDependency: without matplotlib.
     """
-    matplotlib = require("matplotlib", extra=EXTRA)
+    matplotlib = require("matplotlib")
     settings = {
         "font.size": size.font,
         "font.family": "DejaVu Sans",
@@ -76,8 +75,8 @@ class FigureAxes:
     """
 
     def __init__(self, size: FigureSize, height: float, title: str = "") -> None:
-        figures = require("matplotlib.figure", extra=EXTRA)
-        backend = require("matplotlib.backends.backend_agg", extra=EXTRA)
+        figures = require("matplotlib.figure")
+        backend = require("matplotlib.backends.backend_agg")
         self.size = size
         self.figure = figures.Figure(figsize=(size.width, height), dpi=72, layout="constrained")
         self._renderer = backend.FigureCanvasAgg(self.figure).get_renderer()
@@ -172,7 +171,7 @@ class FigureAxes:
         self, start: tuple[float, float], end: tuple[float, float], colour: str, width: float = 0.8
     ) -> None:
         """Draw a thin line between two places in pixels."""
-        lines = require("matplotlib.lines", extra=EXTRA)
+        lines = require("matplotlib.lines")
         (x0, y0), (x1, y1) = self.fraction(*start), self.fraction(*end)
         self.figure.add_artist(lines.Line2D([x0, x1], [y0, y1], color=colour, linewidth=width))
 
@@ -183,7 +182,7 @@ def _anchored(legend: Callable[..., object], x: float, y: float) -> object:
 
 def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> None:
     """Set the ticks of a numeric axis."""
-    ticker = require("matplotlib.ticker", extra=EXTRA)
+    ticker = require("matplotlib.ticker")
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: si_format(value)))
     if not log:
         counted = all(v == v // 1 for v in values if math.isfinite(v))
@@ -205,7 +204,7 @@ def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> No
 
 def probabilities(axis: Any, place: Callable[[float], float], *, crowded: bool) -> None:
     """Set the ticks of an axis of probabilities that are drawn at ``place``."""
-    ticker = require("matplotlib.ticker", extra=EXTRA)
+    ticker = require("matplotlib.ticker")
     tails = (1e-6, 1e-4, 0.01, 0.1) if crowded else (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.05, 0.2)
     ticks = [*tails, 0.5, *(1 - p for p in reversed(tails))]
     axis.set_major_locator(ticker.FixedLocator([place(p) for p in ticks]))

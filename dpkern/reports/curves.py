@@ -92,7 +92,7 @@ def probit(probability: float) -> float:
 
 def _boxes(figure: Figure, axes: Any) -> None:
     """Draw areas behind the lines; they ask for no room of their own."""
-    patches = require("matplotlib.patches", extra=canvas.EXTRA)
+    patches = require("matplotlib.patches")
     for box in figure.boxes:
         left, bottom, right, top = map(probit, box) if figure.probit else box
         style = {"facecolor": colors.OTHER, "alpha": 0.35, "edgecolor": "none", "zorder": 1}
@@ -141,7 +141,7 @@ def _axes(figure: Figure, sheet: FigureAxes, names: Names) -> None:
         places = [v for x, _ in pairs for v in x]
         canvas.scale(axes.xaxis, places, log=figure.log_x, crowded=crowded)
         return
-    ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
+    ticker = require("matplotlib.ticker")
     axes.xaxis.set_major_locator(ticker.FixedLocator(list(names.values())))
     axes.xaxis.set_major_formatter(ticker.FixedFormatter([wrapped(n, 12) for n in names]))
 

@@ -68,7 +68,7 @@ def inline(
         drawn.patch.set_visible(False)
         drawn.axes[0].patch.set_visible(False)
         # Not savefig, which draws everything once more beforehand.
-        svg = require("matplotlib.backends.backend_svg", extra=canvas.EXTRA)
+        svg = require("matplotlib.backends.backend_svg")
         svg.FigureCanvasSVG(drawn).print_svg(text, metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
     _strip(root)

@@ -16,7 +16,6 @@ from ..base.validate import require
 from ..base.version import __version__
 from . import figures
 from .bars import palette
-from .canvas import EXTRA
 from .number_format import cell, scientific_text
 from .text import as_json, condensed, numeric_columns
 
@@ -30,8 +29,8 @@ def page(report: Report) -> str:
     Raises:
         MissingDependency: without matplotlib or jinja2.
     """
-    jinja2 = require("jinja2", extra=EXTRA)
-    markup = require("markupsafe", extra=EXTRA).Markup
+    jinja2 = require("jinja2")
+    markup = require("markupsafe").Markup
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

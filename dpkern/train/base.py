@@ -73,7 +73,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         self.out = files.new_directory() if run.out is None else run.out
         files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
         if run.figure:
-            require("matplotlib", extra="demo")
+            require("matplotlib")
         in_use = backend_in_use(run.backend, self.OPS)  # the environment chooses for every run
         self.backend = in_use if "backend" in self.RUN_OPTIONS else None
         self._read()

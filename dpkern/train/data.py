@@ -95,7 +95,7 @@ def load(
     """
     images = _known_images(source)
     if source == DIGITS:
-        bunch = require("sklearn.datasets", extra="demo").load_digits()
+        bunch = require("sklearn.datasets").load_digits()
         raw: tuple[Array, ...] = (bunch.images, bunch.target)
         usual = DIGITS_SCALE
     elif images is not None:

@@ -220,7 +220,7 @@ _BAD_PICKLE = (pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError
 
 def _svhn(folder: _Folder) -> Images:
     """Read MATLAB arrays ``X [32, 32, 3, n]`` and ``y [n, 1]``; the digit 0 is labelled 10."""
-    matlab = require("scipy.io.matlab", extra="demo")
+    matlab = require("scipy.io.matlab")
     parts: list[Array] = []
     for name in ("train_32x32.mat", "test_32x32.mat"):
         content = folder.read(name)

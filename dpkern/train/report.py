@@ -63,8 +63,8 @@ def write_figure(path: Path, history: Sequence[Any], drawn: FigureSpec) -> None:
     Raises:
         MissingDependency: without matplotlib.
     """
-    figures = require("matplotlib.figure", extra="demo")
-    agg = require("matplotlib.backends.backend_agg", extra="demo")
+    figures = require("matplotlib.figure")
+    agg = require("matplotlib.backends.backend_agg")
     # Figure and canvas without pyplot: no global state, no display, works in any thread.
     figure = figures.Figure(figsize=(2 + 3 * len(drawn.panels), 3.4), layout="constrained")
     epochs = [record.epoch for record in history]

@@ -132,7 +132,7 @@ def _images(name: str, make: Callable[[int, torch.Generator], tuple[Tensor, Tens
 
 def _digits28() -> Images:
     """Resample from 8 x 8, bilinearly; the last 359 of a public permutation are held out."""
-    bunch = require("sklearn.datasets", extra="demo").load_digits()
+    bunch = require("sklearn.datasets").load_digits()
     small = torch.from_numpy(bunch.images).float()[:, None] * (255 / 16)
     large = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
     x = large.round().to(torch.uint8).numpy()

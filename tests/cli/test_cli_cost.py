@@ -139,7 +139,7 @@ def test_without_matplotlib_nothing_is_measured(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = run(capsys, "compare", *arguments)
     assert (code, out, asked) == (cli.REFUSED, "", [])
-    assert "pip install 'dpkern[demo]'" in err
+    assert "pip install matplotlib" in err
     assert list(Path().iterdir()) == []
 
 

@@ -101,7 +101,7 @@ def gaussian(
         InvalidInput: for numbers that are no law.
         MissingDependency: python-flint is not installed.
     """
-    flint = require("flint", extra="dev")
+    flint = require("flint")
     tail = gaussian_tail() if tail is None else tail
     profile = idealise(gaussian_masses(counts, tail))
     tested = sorted(set(intervals))
