@@ -19,7 +19,6 @@ from . import colors
 from .number_format import probability, si_format
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class FigureSize:
     """The width of a figure in inches, and its font size in points."""
