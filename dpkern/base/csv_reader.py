@@ -25,19 +25,30 @@ class CsvTable(NamedTuple):
     rows: list[CsvRow]
 
 
-def read(path: Path, *, headings: Collection[str] = ()) -> CsvTable:
-    """Read a file whose first line is a heading if no cell of it is a number.
+HEADERS = ("auto", "yes", "no")
+_DELIMITERS = ",;\t|"
+
+
+def read(path: Path, *, headings: Collection[str] = (), header: str = "auto") -> CsvTable:
+    """Read a file whose columns are divided by commas, semicolons, tabs or bars.
 
     Args:
-        path: the file, in UTF-8; empty lines are passed over.
+        path: the file, in UTF-8; empty lines are passed over. The delimiter is the one that the
+            first line has most of, outside of quotes.
         headings: names that make the first line a heading, whatever else it holds.
+        header: whether the first line is a heading: ``yes``, ``no``, or ``auto``: if no cell of it
+            is a number. Lines that may be either are then refused.
 
     Raises:
-        InvalidInput: no such file, unreadable, without rows, or rows of several widths.
+        InvalidInput: no such file, unreadable, without rows, rows of several widths, or a first
+            line that may be a heading and may be a record.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            start = file.tell()
+            first = next((line for line in file if line.strip()), "")
+            file.seek(start)
+            reader = csv.reader(file, delimiter=_delimiter(first))
             rows = [
                 CsvRow(reader.line_num, [cell.strip() for cell in row]) for row in reader if row
             ]
@@ -48,7 +59,7 @@ def read(path: Path, *, headings: Collection[str] = ()) -> CsvTable:
             got=f"{path}: {error}",
             remedy="Check the path, its permissions and its contents.",
         ) from error
-    has_heading = rows and _is_heading(rows[0].cells, headings)
+    has_heading = rows and _has_heading(path, rows, headings, header)
     heading = rows.pop(0).cells if has_heading else []
     if not rows:
         raise InvalidInput(
@@ -64,7 +75,7 @@ def read(path: Path, *, headings: Collection[str] = ()) -> CsvTable:
                 "data",
                 expected=f"{width} columns in every line",
                 got=f"{len(cells)} in {path} line {line}",
-                remedy="Repair that line.",
+                remedy="Give every line as many cells as the first one, a heading or not.",
             )
     return CsvTable(heading, rows)
 
@@ -79,6 +90,40 @@ def number(cell: str) -> float | None:
         return None
 
 
-def _is_heading(cells: Sequence[str], headings: Collection[str]) -> bool:
-    named = any(cell in headings for cell in cells)
-    return named or not any(cell and number(cell) is not None for cell in cells)
+def _delimiter(line: str) -> str:
+    unquoted = "".join(line.split('"')[::2])
+    return max(_DELIMITERS, key=unquoted.count)
+
+
+def _has_heading(
+    path: Path, rows: Sequence[CsvRow], headings: Collection[str], header: str
+) -> bool:
+    """Whether the first line is a heading.
+
+    Raises:
+        InvalidInput: it may be one and may be a record, and nobody has said which.
+    """
+    cells = rows[0].cells
+    if header != "auto":
+        return header == "yes"
+    if any(cell in headings for cell in cells):
+        return True
+    numbers = [number(cell) for cell in cells if cell]
+    if all(found is None for found in numbers):
+        return True
+    counted = [float(i) for i in range(len(cells))]
+    doubtful = len(numbers) > 1 and numbers in (counted, [i + 1 for i in counted])
+    # Text above numbers beside numbers above numbers: a heading that names years, say.
+    below = rows[1].cells if len(rows) > 1 else []
+    doubtful |= len(below) == len(cells) and any(
+        cell and number(cell) is None and under and number(under) is not None
+        for cell, under in zip(cells, below, strict=True)
+    )
+    if doubtful:
+        raise InvalidInput(
+            "header",
+            expected="a first line that is a heading or a record for sure",
+            got=f"{', '.join(cells[:6])}{', ...' if len(cells) > 6 else ''} in {path}",
+            remedy="Pass --header yes or --header no.",
+        )
+    return False

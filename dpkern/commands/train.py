@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..base.csv_reader import HEADERS
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
@@ -50,7 +51,7 @@ def command(
         _option(
             PrivacyOptions,
             "data",
-            "'digits', or a .npz or .csv file, or a folder with one. "
+            "'digits', or a .csv, .parquet or .npz file, or a folder with one. "
             f"With {OF_RECORDS}: 'generated', or a .csv file.",
         ),
     ] = None,
@@ -166,10 +167,37 @@ def command(
         int | None,
         _option(ModelOptions, "init_seed", "Public seed of the initial parameters."),
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the label, by heading or number.", show_default="label, else the last"
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="Column to leave out, by heading or number; may be repeated."),
+    ] = None,
+    header: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "header",
+            f"Whether a CSV file begins with headings: {', '.join(HEADERS)}.",
+        ),
+    ] = None,
+    ranges: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "ranges",
+            "TOML file with public ranges and categories: age = [0, 120].",
+        ),
+    ] = None,
     feature_scale: Annotated[
         float | None,
         typer.Option(
-            help="Public constant that features are divided by.", show_default="digits 16, else 1"
+            help="Public constant that features without a range are divided by.",
+            show_default="digits 16, else 1",
         ),
     ] = None,
     classes: Annotated[
@@ -305,10 +333,13 @@ def command(
     given = {name: value for name, value in named if value is not None and value is not False}
     given.pop("json", None)
     given["figure"] = not given.pop("no_figure", False)
-    if settings is not None:
-        given["settings"] = tuple(settings)
+    for name in ("settings", "drop"):
+        if name in given:
+            given[name] = tuple(given[name])
     session = make_session(given, audited)
     messages = Console(stderr=True)
+    if session.data_in_words():
+        messages.print(Text(session.data_in_words()), soft_wrap=True)
     display.print_warnings(messages, session.privacy_warnings())
     try:
         with display.watching(session, messages) as watch:

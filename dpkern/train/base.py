@@ -95,6 +95,10 @@ class BaseSession(ABC, Generic[P, M, E]):
     def _read(self) -> None:
         """Read the data, and whatever ``public_facts`` speaks of."""
 
+    def data_in_words(self) -> str:
+        """Return what was read, before any budget is spent; empty where there is nothing to say."""
+        return ""
+
     @abstractmethod
     def public_facts(self) -> dict[str, Any]:
         """Return what the privacy statement takes as public; a resumed run must agree with it."""

@@ -19,17 +19,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..base import csv_reader as _csv
 from ..base.errors import InvalidInput
 from ..base.validate import require
 from . import formats
+from .encoding import Encoding, TableOptions
 from .formats import Images
 from .synthetic_data import SYNTHETIC_DATASETS
+from .table import SUFFIXES as TABLES
+from .table import Table, read_table
 
 DIGITS = "digits"
 DIGITS_SCALE = 16.0  # pixels of scikit-learn's digits are integers 0..16, by construction
 MAX_CLASSES = 65_536  # a mistyped label must not size a model
-SUFFIXES = (".npz", ".csv")
+SUFFIXES = (".npz", *TABLES)
+_ENDINGS = " or ".join((", ".join(SUFFIXES[:-1]), SUFFIXES[-1]))
 _BAD_ARCHIVE = (ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
 
 Array = npt.NDArray[Any]
@@ -48,7 +51,13 @@ class Dataset:
     y_test: torch.Tensor
     classes: int
     source: str
+    encoding: Encoding | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def majority_accuracy(self) -> float:
+        """The share of the most frequent label among the held-out rows, which nothing protects."""
+        return float(torch.bincount(self.y_test).max()) / len(self.y_test)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -65,6 +74,7 @@ class Dataset:
             "heldout_rows": len(self.x_test),
             "row_shape": list(self.row_shape),
             "classes": self.classes,
+            **({} if self.encoding is None else {"columns": self.encoding.public_facts()}),
         }
 
 
@@ -75,25 +85,28 @@ def load(
     classes: int | None = None,
     test_fraction: float = 0.2,
     split_seed: int = 0,
+    table: TableOptions | None = None,
 ) -> Dataset:
     """Read, check and split.
 
     Args:
-        source: ``"digits"``, one of ``SYNTHETIC_DATASETS``, a ``.npz`` or ``.csv`` file, or a
-            folder with one of them, with ``train.*`` and optionally ``test.*``, or with the files
-            of MNIST, CIFAR-10 or SVHN (see ``formats``).
-        feature_scale: public constant that features are divided by (digits: 16, images: 255,
-            else 1).
+        source: ``"digits"``, one of ``SYNTHETIC_DATASETS``, a file that ends in one of
+            ``SUFFIXES``, or a folder with one of them, with ``train.*`` and optionally ``test.*``,
+            or with the files of MNIST, CIFAR-10 or SVHN (see ``formats``).
+        feature_scale: public constant that features without a public range are divided by (digits:
+            16, images: 255, else 1).
         classes: public number of classes; ``None`` takes the largest label + 1, which then
             counts as public.
         test_fraction: share of rows held out where the source has no test rows of its own.
         split_seed: public seed of the permutation that chooses them.
+        table: what is said of the columns of a table.
 
     Raises:
         InvalidInput: whatever is wrong with the file, its arrays or the split.
         MissingDependency: digits without scikit-learn.
     """
-    images = _known_images(source)
+    table = TableOptions() if table is None else table
+    images, encoding = _known_images(source), None
     if source == DIGITS:
         bunch = require("sklearn.datasets").load_digits()
         raw: tuple[Array, ...] = (bunch.images, bunch.target)
@@ -102,9 +115,13 @@ def load(
         raw = (images.x_train, images.y_train, images.x_test, images.y_test)
         usual = formats.PIXEL_SCALE
     else:
-        raw = _read(Path(source))
         usual = 1.0
-    scale = usual if feature_scale is None else feature_scale
+        raw, encoding = _read(Path(source), table, feature_scale or usual)
+    if encoding is None:
+        _refuse_table_options(table, source)
+    scale = feature_scale or usual if encoding is None else 1.0  # tables are divided already
+    if classes is None and encoding is not None and encoding.classes:
+        classes = len(encoding.classes)
     parts = [
         _check_rows(x, y, scale, names)
         for x, y, names in zip(
@@ -128,7 +145,8 @@ def load(
         y_test=y_test,
         classes=_count_classes(y_train, y_test, classes),
         source=source if source == DIGITS or source in SYNTHETIC_DATASETS else str(Path(source)),
-        warnings=() if images is None else images.warnings,
+        encoding=encoding,
+        warnings=tuple(warning for each in (images, encoding) if each for warning in each.warnings),
     )
 
 
@@ -142,18 +160,24 @@ def _known_images(source: str) -> Images | None:
     return None if read is None else read()
 
 
-def _read(path: Path) -> tuple[Array, ...]:
-    """Return ``(x, y)`` or ``(x, y, x_test, y_test)`` as they stand in the file or folder."""
+def _read(
+    path: Path, options: TableOptions, scale: float
+) -> tuple[tuple[Array, ...], Encoding | None]:
+    """Return ``(x, y)`` or ``(x, y, x_test, y_test)``, and how tables were encoded.
+
+    Numbers of tables are divided by the scale, but for columns with a range.
+    """
     try:
         if not path.exists():
             named = ", ".join((DIGITS, *SYNTHETIC_DATASETS))
             raise InvalidInput(
                 "data",
-                expected=f"one of {named}, or an existing .npz or .csv file or folder",
+                expected=f"one of {named}, or an existing file ({_ENDINGS}) or folder",
                 got=str(path),
                 remedy="Check the path.",
             )
-        return _read_folder(path) if path.is_dir() else _read_file(path)
+        files = _files(path)
+        contents = [_read_file(file, options.header) for file in files]
     except OSError as error:
         raise InvalidInput(
             "data",
@@ -161,46 +185,68 @@ def _read(path: Path) -> tuple[Array, ...]:
             got=f"{path}: {error}",
             remedy="Check permissions and contents of the file.",
         ) from error
+    tables = [content for content in contents if isinstance(content, Table)]
+    arrays = [content for content in contents if not isinstance(content, Table)]
+    if len(contents) == 2 and (len(tables) == 1 or any(len(each) == 4 for each in arrays)):
+        raise InvalidInput(
+            "data",
+            expected="training and test rows in two files of one kind, or in one file",
+            got=f"{files[0].name} and {files[1].name}, with a second set of test rows or as an "
+            "archive beside a table",
+            remedy="Keep either test.* or the x_test array, and both files of one kind.",
+        )
+    if not tables:
+        return tuple(array for each in arrays for array in each), None
+    encoding = Encoding.of(tables, options)
+    encoded = [encoding.apply(each, scale) for each in tables]
+    return tuple(array for each in encoded for array in each), encoding
 
 
-def _read_folder(folder: Path) -> tuple[Array, ...]:
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+def _refuse_table_options(options: TableOptions, source: str) -> None:
+    """Refuse options that only tables have.
+
+    Raises:
+        InvalidInput: one was given.
+    """
+    for name in options.given:
+        raise InvalidInput(
+            name,
+            expected="left out: the data are no table",
+            got=f"--{name} with {source}",
+            remedy="Leave it out, or pass a .csv, .tsv or .parquet file.",
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the file with the rows, and the one with test rows if there is one."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
     train = [p for p in files if p.stem == "train"]
     test = [p for p in files if p.stem == "test"]
     if len(train) == 1 and len(test) <= 1:
-        first = _read_file(train[0])
-        if not test:
-            return first
-        second = _read_file(test[0])
-        if len(first) == 2 and len(second) == 2:
-            return (*first, *second)
-        raise InvalidInput(
-            "data",
-            expected="test rows in one place",
-            got=f"{test[0].name} beside a file that holds x_test",
-            remedy="Keep either test.* or the x_test array.",
-        )
+        return train + test
     if len(files) == 1:
-        return _read_file(files[0])
+        return files
     raise InvalidInput(
         "data",
-        expected="a folder with one .npz or .csv file, with one train.* and at most one test.*, "
+        expected=f"a folder with one file ({_ENDINGS}), with one train.* and at most one test.*, "
         "or with the files of MNIST, CIFAR-10 or SVHN",
-        got=f"{folder} with {', '.join(p.name for p in files) or 'no such file'}",
+        got=f"{path} with {', '.join(p.name for p in files) or 'no such file'}",
         remedy="Name the file itself, or tidy the folder.",
     )
 
 
-def _read_file(path: Path) -> tuple[Array, ...]:
+def _read_file(path: Path, header: str) -> Table | tuple[Array, ...]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES or not path.is_file():
         raise InvalidInput(
             "data",
-            expected="a file that ends in .npz or .csv",
+            expected=f"a file that ends in {_ENDINGS}",
             got=str(path),
             remedy="Convert the data to one of these formats.",
         )
-    return _read_npz(path) if suffix == ".npz" else _read_csv(path)
+    return _read_npz(path) if suffix == ".npz" else read_table(path, header)
 
 
 def _read_npz(path: Path) -> tuple[Array, ...]:
@@ -226,47 +272,6 @@ def _read_npz(path: Path) -> tuple[Array, ...]:
             remedy=f"Add {', '.join(missing)}.",
         )
     return tuple(arrays[name] for name in wanted)
-
-
-def _read_csv(path: Path) -> tuple[Array, Array]:
-    """Read labels from the column headed ``label``, else from the last one.
-
-    A first row without a number is a header.
-    """
-    heading, rows = _csv.read(path, headings=("label",))
-    if heading.count("label") > 1:
-        raise InvalidInput(
-            "data",
-            expected="one column headed label",
-            got=f"{heading.count('label')} of them in {path}",
-            remedy="Rename the other columns headed label.",
-        )
-    label = heading.index("label") if "label" in heading else -1
-    width = len(rows[0].cells)
-    if width < 2:
-        raise InvalidInput(
-            "data",
-            expected="at least one feature column and a label column",
-            got=f"{path} with {width} column",
-            remedy="Use commas between columns.",
-        )
-    table = np.array([_parse_row(path, row) for row in rows])
-    return np.delete(table, label, axis=1), table[:, label]
-
-
-def _parse_row(path: Path, row: _csv.CsvRow) -> list[float]:
-    numbers = []
-    for column, cell in enumerate(row.cells, start=1):
-        value = _csv.number(cell) if cell else None
-        if value is None:
-            raise InvalidInput(
-                "data",
-                expected="numbers only",
-                got=f"{cell!r} in {path} line {row.line} column {column}",
-                remedy="Encode categories as numbers before training.",
-            )
-        numbers.append(value)
-    return numbers
 
 
 def _check_rows(

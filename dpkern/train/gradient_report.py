@@ -83,7 +83,8 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
         results=(
             (
                 "held-out accuracy",
-                f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows",
+                f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows "
+                f"(their most frequent label: {summary['majority_accuracy']:.2%})",
             ),
         ),
         settings=(

@@ -20,6 +20,7 @@ from ..engine.demo.sources import LINEAR, NORMS
 from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
 from .data import DIGITS, Dataset, load
+from .encoding import TableOptions
 from .prefetch import SOURCES
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
@@ -92,15 +93,22 @@ class RowOptions(ReleaseOptions):
     """The privacy options of a run on rows with labels.
 
     ``batch_size`` is the expected one; default: 400, or all training rows where they are fewer.
+    ``label``, ``drop``, ``header`` and ``ranges`` are those of ``encoding.TableOptions``.
     """
 
     data: str = DIGITS
+    label: str | None = None
+    drop: tuple[str, ...] = ()
+    header: str = "auto"
+    ranges: str | None = None
     feature_scale: float | None = None
     classes: int | None = None
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "drop", tuple(self.drop))
+        self.table()  # checks what it is made of
         if self.feature_scale is not None:
             validate.positive(feature_scale=self.feature_scale)
         if self.classes is not None:
@@ -116,6 +124,13 @@ class RowOptions(ReleaseOptions):
             classes=self.classes,
             test_fraction=self.test_fraction,
             split_seed=self.split_seed,
+            table=self.table(),
+        )
+
+    def table(self) -> TableOptions:
+        """Return what these options say of a table."""
+        return TableOptions(
+            label=self.label, drop=self.drop, header=self.header, ranges=self.ranges
         )
 
     def batch_of(self, rows: int) -> int:

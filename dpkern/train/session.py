@@ -45,6 +45,14 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         self.data: data.Dataset = privacy.load(privacy.data)
         self.noise_source = prefetch.source_of(self.options.run.noise_source)
 
+    def data_in_words(self) -> str:
+        """Return what was read, before any budget is spent; empty for data without columns."""
+        data = self.data
+        if data.encoding is None:
+            return ""
+        rows = f"{len(data.x_train)} rows to train on, {len(data.x_test)} held out"
+        return f"{data.source}: {rows}; {data.encoding.in_words()}"
+
     def public_facts(self) -> dict[str, Any]:
         """Return the public facts of the rows."""
         return self.data.public_facts()
@@ -249,6 +257,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             "max_grad_norm": None if self.local else self.options.privacy.max_grad_norm,
             "data_warnings": list(self.data.warnings),
             "test_accuracy": accuracy,
+            "majority_accuracy": self.data.majority_accuracy,
             "test_loss": loss,
             "test_note": "held-out rows are not protected by epsilon",
             "backend": self.backend,

@@ -84,6 +84,7 @@ def test_missing_kernels_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyP
     op = dispatch.OPS["noise.add_noise"]
     monkeypatch.setattr(op, "kernels", {"reference": op.kernels["reference"]})
     monkeypatch.setattr(op, "_orders", {})
+    monkeypatch.setattr(op, "_direct", {})
     monkeypatch.setitem(dispatch._availability, "cpu", (False, "has no compiled module"))
     x = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(dpkern.BackendError, match="has no compiled module"):

@@ -111,7 +111,8 @@ X, Y = arrays()
 BAD_DATA: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no such file": (lambda folder: folder / "none.npz", "data"),
     "name too long": (lambda folder: folder / ("x" * 300 + ".npz"), "data"),
-    "unknown suffix": (text("a.parquet", "1,0"), "data"),
+    "unknown suffix": (text("a.xlsx", "1,0"), "data"),
+    "no Parquet file": (text("a.parquet", "1,0"), "data"),
     "empty folder": (lambda folder: folder, "data"),
     "two files in a folder": (several, "data"),
     "not an archive": (text("a.npz", "hello"), "data"),
@@ -142,7 +143,7 @@ BAD_DATA: dict[str, tuple[Callable[[Path], Path], str]] = {
     "csv: ragged": (text("a.csv", "1,2,0\n1,1\n"), "data"),
     "csv: heading of another width": (text("a.csv", "a,b,c,label\n1,2,0\n1,1,1\n"), "data"),
     "csv: two label columns": (text("a.csv", "label,label\n1,2\n"), "data"),
-    "csv: NaN": (text("a.csv", "nan,0\n1,1\n"), "x"),
+    "csv: NaN": (text("a.csv", "nan,0\n1,1\n"), "data"),
     "csv: fractional label": (text("a.csv", "1,0.5\n1,1\n"), "y"),
     "csv: one row": (text("a.csv", "1,0\n"), "test_fraction"),
 }
@@ -161,7 +162,7 @@ def test_bad_data_is_refused(tmp_path: Path, make: Callable[[Path], Path], name:
 
 def test_a_refused_cell_is_named_by_the_line_that_it_stands_on(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 'a,b,"la\nbel"\n\n1,2,0\n1,,1\n')
-    with pytest.raises(InvalidInput, match=r"got '' in .* line 5 column 2"):
+    with pytest.raises(InvalidInput, match=r"column 'b', got a blank .* line 5"):
         load(str(path))
 
 
