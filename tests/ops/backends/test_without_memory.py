@@ -24,6 +24,7 @@ import json
 import os
 import sys
 from tempfile import TemporaryFile
+import torch._dynamo  # modes import it when they are first entered
 for line in sys.stdin:
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         child = os.fork()
