@@ -1,9 +1,9 @@
 """Triton's interpreter without its repetitions: what it computes stays the same.
 
 It exchanges the functions of ``triton.language`` at every call of a device function, although the
-launch around it has done so already; it builds a table of types, the type of a block and the shape
-of a tensor anew at every operation; and it computes of every sum and product of integers whether it
-overflows, for an assertion that it makes in debugging only. All of it takes two thirds of its time.
+launch around it has done so already; it finds types and shapes anew at every operation; and it
+computes of every sum and product of integers whether it overflows, for an assertion that it makes
+in debugging only. All of it takes two thirds of its time.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def _keep_types(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
     core, semantic = interpreter.tl.core, interpreter.TritonSemantic
     any_type, any_shapes = interpreter._get_np_dtype, semantic.broadcast_impl_value
     new_block, new_tensor = core.block_type.__init__, core.tensor.__init__
+    of_two, any_cast = semantic.computation_type_impl, semantic._cast_to_computation_type
     of_numbers = cache(any_type)
 
     def numpy_type(kind: Any) -> Any:
@@ -90,7 +91,16 @@ def _keep_types(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
         alike = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
         return (lhs, rhs) if alike else any_shapes(self, lhs, rhs)
 
+    @cache
+    def type_of_two(*kinds: Any) -> Any:
+        return of_two(interpreter.interpreter_semantic, *kinds)
+
+    def cast(self: Any, value: Any, dtype: Any) -> Any:
+        return value if getattr(value, "dtype", None) is dtype else any_cast(self, value, dtype)
+
     patch.setattr(semantic, "broadcast_impl_value", broadcast)
+    patch.setattr(semantic, "computation_type_impl", lambda self, *kinds: type_of_two(*kinds))
+    patch.setattr(semantic, "_cast_to_computation_type", cast)
     patch.setattr(interpreter, "_get_np_dtype", numpy_type)
     patch.setattr(core.block_type, "__init__", block)
     patch.setattr(core.tensor, "__init__", tensor)
