@@ -56,7 +56,8 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+# Files start in the order of tests/conftest.py: the longest first.
+PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 SLOW_FILES = $(shell grep -rl --include=test_*.py 'mark\.slow' tests | sort)
 
 test: $(VENV)/.dev emulated oldest-triton
