@@ -60,6 +60,9 @@ demo: $(VENV)/.demo
 PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 SLOW_FILES = $(shell grep -rl --include=test_*.py 'mark\.slow' tests | sort)
 
+# Images of containers often forbid it: then hundreds of processes compile the same files again.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev emulated oldest-triton
 	$(PYTEST) -m "not slow and not evidence" $(TEST_FLAGS)
 	@echo "Left to make check-all: lint, types, sanitize, wrappers, and the slow tests of"
