@@ -56,8 +56,12 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+# Files start in the order of tests/conftest.py: the longest first.
+PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 SLOW_FILES = $(shell grep -rl --include=test_*.py 'mark\.slow' tests | sort)
+
+# Images of containers often forbid it: then hundreds of processes compile the same files again.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.dev emulated oldest-triton
 	$(PYTEST) -m "not slow and not evidence" $(TEST_FLAGS)

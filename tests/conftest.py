@@ -1,4 +1,4 @@
-"""Backends of devices, emulated or not, for tests whose tensors are on the CPU."""
+"""Backends of devices, emulated or not, for tests with tensors on the CPU; which file is first."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import pytest
 from dpkern.base import dispatch
 from dpkern.base.errors import BackendError
 from dpkern.ops import testing
+from tests.longest import LONGEST
 from tests.ops.backends import every_backend, quick_interpreter
 
 
@@ -37,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
         available, reason = dispatch.availability(name)
         if not available:
             raise pytest.UsageError(f"--require-backends: {name} {reason}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first; within a file the order stays."""
+    places = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -133,7 +133,7 @@ def train(module: nn.Module, parts: Sequence[Sequence[slice]], **given: Any) -> 
 
 def epoch(module: nn.Module, optimizer: Any, loader: Any, taken: list[Any] | None = None) -> None:
     for x, index in loader:
-        if taken is not None:
+        if taken is not None and not x._state.batch.placeholder:  # record 0, of an empty draw
             taken.append(index.tolist())
         optimizer.zero_grad()
         module(x).square().sum(1).mean().backward()

@@ -12,7 +12,7 @@ import torch
 from dpkern.base.errors import BackendError, InvalidInput
 from dpkern.ops import ghost, testing
 from dpkern.ops.ghost.conv import Geometry
-from tests.ops.backends.every_backend import PARAMETERS, every_backend
+from tests.ops.backends.every_backend import INTERPRETED, PARAMETERS, every_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -264,7 +264,9 @@ def test_all_factors_zero_leave_the_sum_alone(backend: str) -> None:
 @every_backend
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9, 1e17])
 def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None:
-    for case in (NAMED["lenet-second"], NAMED["many-channels"], NAMED["stride-2-channels"]):
+    names = ("lenet-second", "many-channels", "stride-2-channels")
+    for name in names[:1] if backend in INTERPRETED else names:  # one route of one kernel there
+        case = NAMED[name]
         x, g = case.inputs()
         x, g = x * scale, g * scale
         want = case.gradients(x, g)

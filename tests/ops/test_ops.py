@@ -22,12 +22,13 @@ def test_backend_agrees_with_reference(case: Case, backend: str) -> None:
     case.verify(backend)
 
 
-@pytest.mark.parametrize("isa", testing.available_isas())
-@pytest.mark.parametrize("threads", [1, 2])
-def test_instruction_sets_agree_with_reference(isa: str, threads: int) -> None:
-    with testing.isa(isa), testing.threads(threads):
-        for case in SMALL_CASES:
-            case.verify("cpu")
+@pytest.mark.parametrize("number", range(len(testing.available_isas())))
+def test_instruction_sets_agree_with_reference(number: int) -> None:
+    # How calls are divided among threads is the same for all: one on each suffices.
+    with testing.isa(testing.available_isas()[number]):
+        for i, case in enumerate(SMALL_CASES):
+            with testing.threads(1 + (number + i) % 2):
+                case.verify("cpu")
 
 
 @pytest.mark.parametrize("isa", testing.available_isas())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,21 +19,54 @@ from dpkern.ops import clip, ghost, noise
 from dpkern.ops.backends import _direct, _extension
 a, g = torch.ones(4, 3, 5, device="cpu"), torch.ones(4, 3, 2, device="cpu")
 """
+_FORKS = """
+import json
+import os
+import sys
+from tempfile import TemporaryFile
+import torch._dynamo  # modes import it when they are first entered
+for line in sys.stdin:
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            exec(json.loads(line))
+            sys.exit()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(json.dumps([code, *(file.seek(0) or file.read() for file in (out, err))]), flush=True)
+"""
+Print = Callable[[str], str]
 
 
-def _printed(source: str) -> str:
-    """Return what a new process prints, in which warnings are no errors."""
-    command = [sys.executable, "-W", "ignore", "-c", _START + source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip()
+@pytest.fixture(scope="module")
+def printed() -> Iterator[Print]:
+    """What a new process prints, in which warnings are no errors.
+
+    Each is the child of one that has imported and called nothing: an import takes seconds.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", _START + _FORKS]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        to, back = parent.stdin, parent.stdout
+
+        def run(source: str) -> str:
+            print(json.dumps(source), file=to, flush=True)
+            code, out, err = json.loads(back.readline())
+            assert code == 0, (code, err[-2000:])
+            return out.strip()
+
+        yield run
 
 
 @pytest.mark.parametrize(
     "mode", ['torch.set_default_device("meta")', 'torch.device("meta").__enter__()']
 )
-def test_the_first_call_may_be_under_another_default_device(mode: str) -> None:
-    printed = _printed(
+def test_the_first_call_may_be_under_another_default_device(mode: str, printed: Print) -> None:
+    out = printed(
         f"""
 stream = Key.from_unsafe_seed(1).stream(Purpose.NOISE, 1)
 {mode}
@@ -41,7 +76,7 @@ for backend in (None, "reference"):
 print(_direct.connect(_extension.compiled()))
 """
     )
-    assert printed.splitlines() == [*["[90.0, 90.0, 90.0, 90.0] cpu"] * 2, "True"]
+    assert out.splitlines() == [*["[90.0, 90.0, 90.0, 90.0] cpu"] * 2, "True"]
 
 
 _MADE = {
@@ -67,8 +102,8 @@ for backend in (None, "cpu", "reference"):
 
 
 @pytest.mark.parametrize("made", _MADE.values(), ids=_MADE)
-def test_tensors_without_memory_are_refused(made: str) -> None:
-    assert _printed(f"{made}\n{_CALLED}").split() == ["True"] * 9
+def test_tensors_without_memory_are_refused(made: str, printed: Print) -> None:
+    assert printed(f"{made}\n{_CALLED}").split() == ["True"] * 9
 
 
 @pytest.mark.parametrize(
@@ -81,9 +116,9 @@ def test_tensors_without_memory_are_refused(made: str) -> None:
         "torch.func.vmap(lambda made: call(made))(a[:, None])",
     ],
 )
-def test_modes_whose_tensors_have_no_memory_are_refused(mode: str) -> None:
+def test_modes_whose_tensors_have_no_memory_are_refused(mode: str, printed: Print) -> None:
     """Nothing of the mode is kept: the next call outside runs."""
-    printed = _printed(
+    out = printed(
         f"""
 def call(made=a):
     for backend in (None, "reference"):
@@ -96,11 +131,11 @@ def call(made=a):
 print(ghost.linear_norm(a, g).round().tolist(), _direct.connect(_extension.compiled()))
 """
     )
-    assert printed.splitlines() == ["True", "True", "[90.0, 90.0, 90.0, 90.0] True"]
+    assert out.splitlines() == ["True", "True", "[90.0, 90.0, 90.0, 90.0] True"]
 
 
-def test_a_storage_shorter_than_its_tensor_is_refused() -> None:
-    printed = _printed(
+def test_a_storage_shorter_than_its_tensor_is_refused(printed: Print) -> None:
+    out = printed(
         """
 from dpkern.base import validate
 try:
@@ -110,4 +145,4 @@ except InvalidInput as error:
     print(error)
 """
     )
-    assert "too short" in printed
+    assert "too short" in out
