@@ -29,7 +29,15 @@ import dpkern
 from dpkern.ops.backends import cpu
 
 from . import calls as op_calls
-from . import guard_report, host_report, ring_speed, spectral_report, spof_speed, step_report
+from . import (
+    guard_report,
+    host_report,
+    readme_table,
+    ring_speed,
+    spectral_report,
+    spof_speed,
+    step_report,
+)
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -143,7 +151,9 @@ def step(
     machine = this_machine() | {"opacus": importlib.metadata.version("opacus")}
     content = {"machine": machine, "speed": speeds, "memory": memories}
     table = step_report.markdown(machine, speeds, memories)
-    write(path or RESULTS / "step.json", content, table)
+    write(path or readme_table.RESULTS, content, table)
+    if path is None:
+        readme_table.update()
 
 
 @app.command()

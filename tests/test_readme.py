@@ -1,51 +1,30 @@
-"""The README's table of ops and backends says what is registered."""
+"""The README's snippet is a program, its table of steps is what was measured, and it is short."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import json
 from pathlib import Path
 
-import pytest
+from benchmarks import readme_table
 
-from dpkern.base import dispatch
-from dpkern.ops import testing
-from tests.ops.backends.every_backend import EMULATED, running
-
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BEGIN = "# README: from here\n"
 
 
-def claimed() -> dict[str, dict[str, bool]]:
-    """Return the backends of each op whose cell says more than "-"."""
-    lines = iter(README.read_text().splitlines())
-    header = next(line for line in lines if line.startswith("| op |"))
-    backends = [cell.strip("` ") for cell in header.strip("|").split("|")][2:]
-    table = {}
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        if line.startswith("|--"):
-            continue
-        names, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        stem = names.strip("`").split(".")[0]
-        for name in names.split(", "):
-            full = f"{stem}.{name.strip('`').split('.')[-1]}"
-            has = [cell != "-" for cell in cells]
-            table[full] = dict(zip(backends, has, strict=True))
-    return table
+def test_the_snippet_is_the_example() -> None:
+    snippet = README.split("```python\n")[1].split("```")[0].replace("import dpkern\n\n", "")
+    example = (ROOT / "examples" / "quickstart.py").read_text()
+    assert example.split(BEGIN)[1] == snippet
 
 
-def test_every_op_has_a_row() -> None:
-    table = claimed()
-    assert sorted(table) == sorted(dispatch.OPS)
-    backends = {name for name in dispatch.BACKENDS if name != "reference"}
-    assert all(set(row) == backends for row in table.values())
+def test_the_table_of_steps_is_what_was_measured() -> None:
+    measured = json.loads(readme_table.RESULTS.read_text())
+    before, shown, after = readme_table.parts(README)
+    assert before + shown + after == README
+    assert shown == readme_table.table(measured)
+    assert shown.count("\n| ") >= 4
 
 
-@pytest.mark.parametrize("name", [n for n in dispatch.BACKENDS if n != "reference"])
-def test_the_table_is_what_is_registered(name: str) -> None:
-    available, reason = dispatch.availability(name)
-    if not available and (name not in EMULATED or isinstance(testing.emulation(name), str)):
-        pytest.skip(f"{name} {reason}")
-    with running(name) if name in EMULATED else nullcontext():
-        registered = {op: name in current.kernels for op, current in dispatch.OPS.items()}
-    assert registered == {op: row[name] for op, row in claimed().items()}
+def test_the_page_is_short() -> None:
+    assert len(README.splitlines()) < 120

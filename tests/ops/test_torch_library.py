@@ -251,9 +251,9 @@ def test_compiled_whole(backend: str, dynamic: bool) -> None:
         torch.testing.assert_close(*outs)
 
 
-def test_the_snippet_of_the_readme() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    snippets = [part.split("```")[0] for part in readme.split("```python")[1:]]
+def test_the_snippet_of_the_page_on_ops() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
+    snippets = [part.split("```")[0] for part in page.split("```python")[1:]]
     found: dict[str, Any] = {}
     exec(next(snippet for snippet in snippets if "torch.ops.dpkern" in snippet), found)
     torch.testing.assert_close(found["params"], [torch.full((3,), -0.1)])

@@ -78,3 +78,10 @@ def test_ddp() -> None:
     assert 2.5 < float(found[1]) <= 3
     assert float(found[2]) > 0.7
     assert found[3] == "equal"
+
+
+def test_quickstart() -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "quickstart.py")], capture_output=True, text=True, check=True
+    )
+    assert "Guarantee: epsilon <= 3 at delta = 1e-05." in done.stdout
