@@ -55,6 +55,16 @@ def interpreter() -> Generator[None, None, None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def seeds() -> Generator[None, None, None]:
+    """No seeds for devices that are not there: torch keeps each, with the stack of its call."""
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Generator[None, None, None]:
     """Run modules of many small operations on one thread: several would wait for each other."""
