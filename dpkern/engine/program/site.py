@@ -15,6 +15,7 @@ from .facts import UseFacts
 from .unchanged import Unchanged
 
 if TYPE_CHECKING:
+    from .arithmetic import Arithmetic
     from .flat import Flat
 
 
@@ -31,6 +32,7 @@ class Part:
         site: the use that it comes from.
         explicit: whether its per-sample gradients are materialized as rows ``[B, *shape]``.
         normed: whether its squared norms are computed as soon as its gradient arrives.
+        single: whether its gradients are products of one position.
         square: number of its squared norms in the memory; -1 if it has none of its own.
         rows: number of its rows in the memory; -1 if it is not materialized.
         place: its place among all explicit gradients of the close.
@@ -40,6 +42,7 @@ class Part:
     site: UseSite
     explicit: bool
     normed: bool
+    single: bool = False
     square: int = -1
     rows: int = -1
     place: int = -1
@@ -127,7 +130,7 @@ class UseSite(ABC):
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(self, arithmetic: Arithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
