@@ -226,7 +226,7 @@ def test_tensors_that_change_are_noticed(change: Callable[[nn.Parameter], Any], 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 8, 16, 100_002])
 def test_sums_that_are_not_finite_are_found(value: float, place: int) -> None:
-    calls = direct.replayed_step(torch.float32)
+    calls = direct.replayed_step(torch.float32, exact=False)
     calls.begin(1, 2)
     numbers = torch.full((100_003,), 3e38)
     assert calls.is_finite(numbers.data_ptr(), len(numbers))

@@ -129,8 +129,8 @@ def test_aiming_at_the_clipping_bound_admits_too_much() -> None:
         factors, _ = ghost.clip_factors(
             [ghost.linear_norm(a, g)], aim, dtype=torch.float32, scale=1 / UNIT
         )
-        found = [added(*part) for part in zip(a.split(1), g.split(1), factors.split(1), strict=True)]
-        return sum(norm_square(q.flatten()) > M * M for q in found)
+        parts = zip(a.split(1), g.split(1), factors.split(1), strict=True)
+        return sum(norm_square(added(*part).flatten()) > M * M for part in parts)
 
     assert above(M - 0.5) == 0
     assert above(1 / UNIT) > 20

@@ -86,9 +86,10 @@ class Program:
             if not step:
                 raise NotReplayed("no use of a parameter was seen")
             if step == self._last:
+                if not self.flat:
+                    self.reason = "recorded twice"
                 flat = Flat(self.capture.slots, step, arithmetic_of(plan))
                 self.flat, self._failed = flat, 0
-                self.reason = "recorded twice"
             elif not self.flat:
                 self.reason = "recorded once"
             self._last = step
