@@ -15,18 +15,19 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..base import validate as check
-from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule, brief
+from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..privacy import accounting
 from ..privacy.mechanisms.base import Mechanism
 from ..step.noise_binding import refuse_shards
-from ..step.state import CheckedState, apply, check_state
+from ..step.state import CheckedState, apply
 from ..step.step import DPStep
-from . import checkpoint, distributed, observing, validate
+from . import checkpoint, distributed, observing, saved_state, validate
 from .accountant import Accountant
 from .allocator import allocator_choice
 from .arguments import MakePrivateOptions, loader_of, mechanism_of, sampling_of
 from .batch_invariance import BatchInvariance, test_engine
 from .capture import Capture
+from .default_arithmetic import choose_arithmetic
 from .dry_run import dry_run
 from .fix import fix
 from .loader import PrivateLoader, check_loader
@@ -37,8 +38,6 @@ from .provenance.trees import tensors_of
 from .schedulers import Scheduler
 from .sharded import ShardedModule, check_plan, is_sharded
 from .uncompiled import look_again, within_wrapper
-
-STATE_VERSION = 1
 
 ADOPTED = "rows that passed through engine.adopt() depend on the records that the caller named"
 DETACHED = "what changed the module while the engine was detached came from public data"
@@ -119,7 +118,8 @@ class PrivacyEngine:
                 mechanism=mechanism,
             )
 
-        return self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
+        chosen = MakePrivateOptions.of(options)
+        return self._make(module, optimizer, data_loader, chosen, choose, by=mechanism)
 
     def make_private_with_epsilon(
         self,
@@ -196,7 +196,8 @@ class PrivacyEngine:
                 dimension=run["dimension"],
             )
 
-        made = self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
+        given = MakePrivateOptions.of(options)
+        made = self._make(module, optimizer, data_loader, given, choose, by=mechanism)
         self.step.calibrated_to = "certified"
         return made
 
@@ -207,7 +208,10 @@ class PrivacyEngine:
         data_loader: DataLoader[Any] | None,
         options: MakePrivateOptions,
         choose: Choose,
+        *,
+        by: Mechanism | None,
     ) -> Any:
+        """Make everything private, ``by`` the user's mechanism or DP-SGD with these options."""
         if self._parts is not None:
             raise InvalidInput(
                 "make_private",
@@ -235,6 +239,7 @@ class PrivacyEngine:
             **sampling,
         }
         expected = options.expected_batch_size if loader is None else loader.expected_batch_size
+        options, why_float = choose_arithmetic(options, capture, mechanism=by)
         mechanism = choose(options, capture.names, run)
         if observer is not None:
             mechanism = observer.mechanism(mechanism)
@@ -264,6 +269,9 @@ class PrivacyEngine:
         )
         if sharded is not None:
             check_plan(private)
+        if why_float:
+            log.info("%s", why_float)
+            private.ledger.state_invariance(False, (why_float,))
         adapter = OptimizerAdapter(
             optimizer, capture, private, processes=processes, sharded=sharded
         )
@@ -521,23 +529,9 @@ class PrivacyEngine:
         Raises:
             PrivacyError: between a batch and its step, where nothing may be saved.
         """
-        _, private, _, loader = self._made()
-        self._check_saveable()
-        return {
-            "version": STATE_VERSION,
-            "step": private.state_dict(),
-            "loader": None if loader is None else loader.state_dict(),
-        }
-
-    def _check_saveable(self) -> None:
-        """Refuse to save while gradients are pending; both ways to save ask this first."""
-        if self.capture.captured:
-            raise PrivacyError(
-                "state_dict",
-                expected="a finished step",
-                got="gradients of samples that wait for optimizer.step()",
-                remedy="Save after optimizer.step().",
-            )
+        capture, private, _, loader = self._made()
+        saved_state.check_saveable(capture)
+        return saved_state.state_of(private, loader)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run after the same ``make_private``.
@@ -562,26 +556,7 @@ class PrivacyEngine:
             InvalidInput, PrivacyError: it would refuse the state.
         """
         capture, private, _, loader = self._made()
-        if capture.captured:
-            raise PrivacyError(
-                "load_state_dict",
-                expected="an engine without samples of its own",
-                got="gradients of samples that wait for optimizer.step()",
-                remedy="Load right after make_private, before the first batch.",
-            )
-        check.plain_values("state", state, tensors=("optimizer", "memory"))
-        same = isinstance(state, Mapping) and state.keys() == {"version", "step", "loader"}
-        same = same and (state["loader"] is None) == (loader is None)
-        if not same or state["version"] != STATE_VERSION:
-            raise InvalidInput(
-                "state",
-                expected=f"the state of an engine like this one, version {STATE_VERSION}",
-                got=brief(state),
-                remedy="Pass what PrivacyEngine.state_dict() returned.",
-            )
-        if loader is not None:
-            loader.check_state(state["loader"])
-        return check_state(private, state["step"])
+        return saved_state.check_state(capture, private, loader, state)
 
     def save_checkpoint(
         self,
