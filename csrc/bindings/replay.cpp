@@ -173,9 +173,9 @@ class ReplayedStep {
   // Squared norms of the numbers that become integers: several positions are summed in F.
   void add_rounding(const Layer<F>& layer) {
     errors_.resize(static_cast<std::size_t>(batch_));
-    cpu::linear_sum_error<F>({layer.a, layer.g, errors_.data(), batch_, layer.positions,
-                              layer.inputs, layer.outputs},
-                             threads_);
+    cpu::linear_sum_error<F>(
+        {layer.a, layer.g, errors_.data(), batch_, layer.positions, layer.inputs, layer.outputs},
+        threads_);
     for (std::int64_t b = 0; b < batch_; ++b) {
       const double norm = std::sqrt(layer.squares[b]) + errors_[static_cast<std::size_t>(b)];
       layer.squares[b] = norm * norm * (1 + 0x1p-40);

@@ -144,7 +144,7 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
     if (
         not isinstance(site, kind)
         or site.weight is not weight
-        or site.bias is not bias
+        or (site.bias is not bias and not site.takes_frozen(bias))
         or type(x) is not Tensor
         or x.shape != site.shape
         or x.dtype is not site.dtype
