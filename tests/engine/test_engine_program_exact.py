@@ -163,7 +163,9 @@ def test_a_program_that_aims_at_the_clipping_bound_is_caught(
         return math.sqrt(norm_square(seen.sums[-1]))
 
     assert largest() <= M
-    monkeypatch.setattr(arithmetic.Arithmetic, "aim", lambda *_: Aim(SIGMA / 2**20, M + 99, True))
+    monkeypatch.setattr(
+        arithmetic.SumArithmetic, "aim", lambda *_: Aim(SIGMA / 2**20, M + 99, True)
+    )
     assert largest() > M
 
 

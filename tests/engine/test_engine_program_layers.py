@@ -317,5 +317,5 @@ def test_a_frozen_bias_of_another_shape_is_refused() -> None:
     run.train(6)
     with run.engine.public():
         run.module.head.bias = nn.Parameter(torch.ones(2), requires_grad=False)
-    with pytest.raises((RuntimeError, DPKernError), match="shape|size"):
+    with pytest.raises((RuntimeError, DPKernError), match=r"shape|size"):
         run.train(1)

@@ -15,7 +15,7 @@ from ..per_sample_gradients import PerSampleGradients, squared_norms
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class SumArithmetic:
     """Norms and sums of one kind, of records that the calls of a step do not hold.
 
     Attributes:
@@ -47,13 +47,13 @@ def _add_floats(record: PerSampleGradients, factors: Tensor, out: Tensor) -> Non
     record.add_sum(factors, out)
 
 
-FLOAT = Arithmetic(False, squared_norms, _add_floats)
-EXACT = Arithmetic(True, squared_norms_rounded, add_integers)
+FLOAT = SumArithmetic(False, squared_norms, _add_floats)
+EXACT = SumArithmetic(True, squared_norms_rounded, add_integers)
 
 
-def arithmetic_of(plan: Plan) -> Arithmetic:
+def arithmetic_of(plan: Plan) -> SumArithmetic:
     """Return the arithmetic of a plan."""
     return EXACT if plan.arithmetic == "exact" else FLOAT
 
 
-__all__ = ["EXACT", "FLOAT", "Arithmetic", "arithmetic_of"]
+__all__ = ["EXACT", "FLOAT", "SumArithmetic", "arithmetic_of"]

@@ -17,7 +17,7 @@ from ...privacy.mechanisms import Plan
 from ..exact_sums import Aim
 from ..parameter import without_torch_function
 from ..uses import ParameterSource
-from .arithmetic import Arithmetic
+from .arithmetic import SumArithmetic
 from .facts import UseFacts
 from .memory import Memory
 from .run import ReplayRun
@@ -42,7 +42,7 @@ class Flat:
         self,
         slots: Sequence[ParameterSource],
         uses: Sequence[tuple[UseFacts, Sequence[bool]]],
-        arithmetic: Arithmetic,
+        arithmetic: SumArithmetic,
     ) -> None:
         self.arithmetic = arithmetic
         self.sites: list[UseSite] = []

@@ -22,7 +22,7 @@ from .run import ReplayRun, next_site
 from .site import NotReplayed, UseSite, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
-    from .arithmetic import Arithmetic
+    from .arithmetic import SumArithmetic
     from .flat import Flat
 
 _differentiable = torch.is_grad_enabled
@@ -78,7 +78,7 @@ class RecordSite(UseSite):
 
     sums_alone = True
 
-    def add_sum(self, arithmetic: Arithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
         record: PerSampleGradients = held[4]
         arithmetic.add(record, factors, place.view(record.shape))
 

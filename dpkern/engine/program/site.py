@@ -16,7 +16,7 @@ from .facts import UseFacts
 from .unchanged import Unchanged
 
 if TYPE_CHECKING:
-    from .arithmetic import Arithmetic
+    from .arithmetic import SumArithmetic
     from .flat import Flat
 
 
@@ -162,7 +162,7 @@ class UseSite(ABC):
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(self, arithmetic: Arithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
