@@ -382,8 +382,9 @@ def test_create_graph_is_refused_in_a_replayed_step() -> None:
         F.cross_entropy(run.module(x), y).backward(create_graph=True)
 
 
-def test_noise_is_never_used_twice() -> None:
-    run = loop(True)
+@pytest.mark.parametrize(("arithmetic", "streams_each"), [("float", 2), ("exact", 1)])
+def test_noise_is_never_used_twice(arithmetic: str, streams_each: int) -> None:
+    run = loop(True, arithmetic=arithmetic)
     streams = []
     step = run.engine.adapter.dp_step
     own = step.key.stream
@@ -395,7 +396,7 @@ def test_noise_is_never_used_twice() -> None:
     step.key.stream = stream
     run.train(8)
     assert run.replays > 3
-    assert len(set(streams)) == len(streams) == 16
+    assert len(set(streams)) == len(streams) == 8 * streams_each  # noise, and rounding of floats
     assert step.steps == 8
     assert step.ledger.steps == 8
 
