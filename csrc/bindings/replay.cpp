@@ -34,6 +34,9 @@ struct Layer {
 template <class F>
 class ReplayedStep {
  public:
+  // exact: clip in integers, which are summed in int32 (docs/exact.md).
+  explicit ReplayedStep(bool exact) : exact_(exact) {}
+
   // Gradients that are written out: addresses, sizes of one sample's, and where their sums begin
   // in the memory of all sums. The norms of the first `fresh` are taken at the close.
   void set_explicit(const Addresses& rows, Integers sizes, Integers outs, std::size_t fresh) {
@@ -82,17 +85,19 @@ class ReplayedStep {
     } else {
       cpu::linear_norm<F>(
           {layer.a, layer.g, cpu::LinearRoute::kAuto, layer.squares, batch_, T, d, p}, threads_);
+      if (exact_ && T > 1) add_rounding(layer);
     }
     if (layer.bias_rows != nullptr) sum_positions(layer);
   }
 
   // Factors of all samples and weighted sums of what is held here.
-  // Returns: how many samples have a norm that is not finite.
-  std::int64_t close(double bound, double scale, bool automatic, std::uintptr_t factors_address,
-                     std::uintptr_t norms_address, std::uintptr_t sums_address) {
+  // nearest: integers of one position are rounded to nearest.
+  // Returns: how many of the first `records` samples have a norm that is not finite.
+  std::int64_t close(double bound, double scale, bool automatic, bool nearest, std::int64_t records,
+                     std::uintptr_t factors_address, std::uintptr_t norms_address,
+                     std::uintptr_t sums_address) {
     F* const factors = pointer<F>(factors_address);
     double* const norms = pointer<double>(norms_address);
-    F* const sums = pointer<F>(sums_address);
     const py::gil_scoped_release unlocked;
     if (fresh_ != 0) {
       std::copy_n(rows_.begin(), fresh_, fresh_rows_.begin());
@@ -101,19 +106,13 @@ class ReplayedStep {
     cpu::clip_factors<F>(
         {{squares_.begin(), squares_.end()}, bound, scale, automatic, factors, norms, batch_},
         threads_);
-    if (!rows_.empty()) {
-      std::vector<F*> outs;
-      for (const std::int64_t out : outs_) outs.push_back(sums + out);
-      cpu::contract<F>({rows_, factors, outs, batch_, sizes_}, threads_);
-    }
-    for (Layer<F>& layer : layers_) {
-      if (layer.squares == nullptr || layer.rows != nullptr) continue;
-      cpu::linear_sum<F>({layer.a, layer.g, factors, sums + layer.out, batch_, layer.positions,
-                          layer.inputs, layer.outputs},
-                         threads_);
+    if (exact_) {
+      add_integers(factors, nearest, pointer<std::int32_t>(sums_address));
+    } else {
+      add_floats(factors, pointer<F>(sums_address));
     }
     std::int64_t lost = 0;
-    for (std::int64_t b = 0; b < batch_; ++b) lost += std::isfinite(norms[b]) ? 0 : 1;
+    for (std::int64_t b = 0; b < records; ++b) lost += std::isfinite(norms[b]) ? 0 : 1;
     return lost;
   }
 
@@ -138,6 +137,51 @@ class ReplayedStep {
   }
 
  private:
+  template <class Sum>
+  std::vector<Sum*> outs_from(Sum* sums) const {
+    std::vector<Sum*> outs;
+    for (const std::int64_t out : outs_) outs.push_back(sums + out);
+    return outs;
+  }
+
+  void add_floats(const F* factors, F* sums) {
+    if (!rows_.empty()) {
+      cpu::contract<F>({rows_, factors, outs_from(sums), batch_, sizes_}, threads_);
+    }
+    for (const Layer<F>& layer : layers_) {
+      if (layer.squares == nullptr || layer.rows != nullptr) continue;
+      cpu::linear_sum<F>({layer.a, layer.g, factors, sums + layer.out, batch_, layer.positions,
+                          layer.inputs, layer.outputs},
+                         threads_);
+    }
+  }
+
+  void add_integers(const F* factors, bool nearest, std::int32_t* sums) {
+    if (!rows_.empty()) {
+      cpu::explicit_integer_sum<F>({rows_, factors, outs_from(sums), batch_, sizes_}, threads_);
+    }
+    for (const Layer<F>& layer : layers_) {
+      if (layer.squares == nullptr || layer.rows != nullptr) continue;
+      const bool single = layer.positions == 1 && nearest;
+      const auto rounding = single ? cpu::LinearRounding::kNearest : cpu::LinearRounding::kTruncate;
+      cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums + layer.out, rounding, batch_,
+                                  layer.positions, layer.inputs, layer.outputs},
+                                 threads_);
+    }
+  }
+
+  // Squared norms of the numbers that become integers: several positions are summed in F.
+  void add_rounding(const Layer<F>& layer) {
+    errors_.resize(static_cast<std::size_t>(batch_));
+    cpu::linear_sum_error<F>(
+        {layer.a, layer.g, errors_.data(), batch_, layer.positions, layer.inputs, layer.outputs},
+        threads_);
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      const double norm = std::sqrt(layer.squares[b]) + errors_[static_cast<std::size_t>(b)];
+      layer.squares[b] = norm * norm * (1 + 0x1p-40);
+    }
+  }
+
   void sum_positions(const Layer<F>& layer) const {
     const F* from = layer.g;
     for (std::int64_t b = 0; b < batch_; ++b) {
@@ -153,16 +197,18 @@ class ReplayedStep {
   std::vector<double*> squares_;
   Integers sizes_, fresh_sizes_, outs_;
   std::size_t fresh_ = 0;
+  std::vector<double> errors_;
   std::vector<Layer<F>> layers_;
   std::int64_t batch_ = 0;
   int threads_ = 1;
+  bool exact_;
 };
 
 template <class F>
 void add_step(py::module_& m, const char* name) {
   using Step = ReplayedStep<F>;
   py::class_<Step>(m, name)
-      .def(py::init<>())
+      .def(py::init<bool>(), py::arg("exact"))
       .def("set_explicit", &Step::set_explicit)
       .def("set_squares", &Step::set_squares)
       .def("set_square", &Step::set_square)

@@ -10,6 +10,7 @@
 
 #include "cpu/equal_ids.h"
 #include "cpu/exact.h"
+#include "cpu/exact_tiles.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
 #include "cpu/ghost_tiles.h"
@@ -23,104 +24,6 @@ using namespace ghost;
 constexpr std::int64_t kSteps = 256;         // positions of a packed block of whole samples
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 constexpr std::int64_t kUnit = 48;           // rows or columns that threads are given
-
-// The integer part of a product that is rounded first.
-struct Truncated {
-  static constexpr std::uint32_t kExcess = 0;
-  template <class I, class F, class V>
-  static DPK_INLINE I whole(F s, V x) {
-    return __builtin_convertvector(s * x, I);
-  }
-};
-
-// The nearest integer of a product: adding 1.5 2^23 (of doubles 1.5 2^52) leaves no bits behind the
-// point, and the low bits are the integer. In floats they are the sum's own bits, which exceed the
-// integer by kExcess; sums of them wrap around and come out right.
-template <class F>
-struct Nearest {
-  static constexpr bool kSingle = std::is_same_v<F, float>;
-  static constexpr std::uint32_t kExcess = kSingle ? 0x4B400000u : 0;
-  template <class I, class V>
-  static DPK_INLINE I whole(F s, V x) {
-    const V shifted = s * x + (kSingle ? F(0x1.8p23) : F(0x1.8p52));
-    if constexpr (kSingle) {
-      return (I)shifted;
-    } else {
-      using Wide = Vector<std::int64_t, sizeof(V) / sizeof(F)>;
-      return __builtin_convertvector((Wide)shifted, I);
-    }
-  }
-};
-
-// A tile of integers, laid out as the tile of floats that it is truncated from.
-template <class F, int kBytes>
-struct IntegerTile {
-  using T = Tile<F, kBytes>;
-  using V = typename T::V;
-  using I = Vector<std::int32_t, T::kLanes>;
-
-  I at[T::kRows][T::kVectors];
-
-  DPK_INLINE void clear() {
-#pragma GCC unroll 16
-    for (int m = 0; m < T::kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < T::kVectors; ++n) at[m][n] = I{};
-    }
-  }
-  // += trunc(factor tile), entry by entry.
-  DPK_INLINE void add(const T& tile, F factor) {
-#pragma GCC unroll 16
-    for (int m = 0; m < T::kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < T::kVectors; ++n) {
-        at[m][n] += __builtin_convertvector(factor * tile.at[m][n], I);
-      }
-    }
-  }
-  // += the whole number of g a for every sample: packed panels g [samples, kRows], which holds the
-  // factors, and a [samples, kColumns].
-  template <class Round>
-  DPK_INLINE void add_products(const F* g, const F* a, std::int64_t samples) {
-    for (int first = 0; first < T::kRows; first += kTogether) {
-      add_rows<Round>(g + first, a, samples, at + first);
-    }
-  }
-
- private:
-  // Rows whose sums stay in registers beside what a product and its rounding need.
-  static constexpr int kTogether = kBytes == 64 ? T::kRows : T::kRows / 2;
-
-  template <class Round>
-  static DPK_INLINE void add_rows(const F* g, const F* a, std::int64_t samples,
-                                  I (*to)[T::kVectors]) {
-    using Wrapping = Vector<std::uint32_t, T::kLanes>;
-    Wrapping acc[kTogether][T::kVectors];
-#pragma GCC unroll 16
-    for (int m = 0; m < kTogether; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < T::kVectors; ++n) acc[m][n] = Wrapping{};
-    }
-    for (std::int64_t b = 0; b < samples; ++b) {
-      V x[T::kVectors];
-#pragma GCC unroll 16
-      for (int n = 0; n < T::kVectors; ++n) x[n] = load<V>(a + b * T::kColumns + n * T::kLanes);
-#pragma GCC unroll 16
-      for (int m = 0; m < kTogether; ++m) {
-        const F s = g[b * T::kRows + m];
-#pragma GCC unroll 16
-        for (int n = 0; n < T::kVectors; ++n)
-          acc[m][n] += (Wrapping)Round::template whole<I>(s, x[n]);
-      }
-    }
-    const std::uint32_t excess = Round::kExcess * static_cast<std::uint32_t>(samples);
-#pragma GCC unroll 16
-    for (int m = 0; m < kTogether; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < T::kVectors; ++n) to[m][n] += (I)(acc[m][n] - excess);
-    }
-  }
-};
 
 // The rows of an embedding table that is the linear layer's weight as well: entries that the other
 // use adds to a sample's gradient before it is truncated.
@@ -141,6 +44,7 @@ struct Member {
   F factor;
   std::vector<std::int64_t> ids;
   std::vector<F> rows;  // [ids, d]
+  double most = 0;      // of one position: what bounds each entry's integer
 };
 
 // Whole samples whose positions are multiplied together.
@@ -163,20 +67,25 @@ void gather(const Table<F>& table, std::int64_t b, std::int64_t columns, Member<
   });
 }
 
-// Whether factor g is finite in all entries: infinity times a small input would not be small.
+// The largest absolute value; not finite if an entry is not.
 template <class F>
-bool is_finite(const F* g, std::int64_t count, F factor) {
-  bool finite = true;
+F largest(const F* numbers, std::int64_t count) {
+  using Bits = std::conditional_t<std::is_same_v<F, float>, std::uint32_t, std::uint64_t>;
+  Bits found = 0;
   versioned([&]() DPK_INLINE {
-    const F most = std::numeric_limits<F>::max();
-    const F* const row = g;
-    const F scale = factor;
+    const F* const from = numbers;
     const std::int64_t n = count;
-    bool all = true;
-    for (std::int64_t i = 0; i < n; ++i) all &= std::fabs(scale * row[i]) <= most;
-    finite = all;
+    Bits most = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      Bits bits;  // without the sign, they are ordered as the numbers are, and NaN is the largest
+      __builtin_memcpy(&bits, from + i, sizeof(F));
+      most = std::max<Bits>(most, bits & (~Bits{0} >> 1));
+    }
+    found = most;
   });
-  return finite;
+  F value;
+  __builtin_memcpy(&value, &found, sizeof(F));
+  return value;
 }
 
 // The used samples in blocks of about kSteps positions, never a part of a sample.
@@ -192,8 +101,14 @@ std::vector<Block<F>> blocks_of(const F* a, const F* g, const F* factors, const 
     const std::int64_t row = b * shape.positions;
     // One position: the factor joins g.
     const bool single = shape.positions == 1 && table.ids == nullptr;
-    if (single && !is_finite(g + row * shape.outputs, shape.outputs, factors[b])) continue;
     Member<F> member{a + row * shape.inputs, g + row * shape.outputs, factors[b], {}, {}};
+    if (single) {
+      // Infinity times a small input would not be small.
+      const F most = factors[b] * largest(member.g, shape.outputs);
+      if (!std::isfinite(most)) continue;
+      const F input = largest(member.a, shape.inputs);
+      member.most = 1.001 * std::fabs(static_cast<double>(most)) * static_cast<double>(input) + 1;
+    }
     if (table.ids != nullptr) gather(table, b, shape.inputs, member);
     blocks.back().push_back(std::move(member));
   }
@@ -215,6 +130,22 @@ DPK_INLINE inline void add_table(const Member<F>& member, std::int64_t columns, 
   }
 }
 
+// The ends of runs of samples whose integers are sure to add up to less than `room`; one sample
+// fits by itself.
+template <class F>
+std::vector<std::int64_t> runs_of(const Block<F>& block, double room) {
+  std::vector<std::int64_t> ends;
+  double total = 0;
+  for (std::size_t b = 0; b < block.size(); ++b) {
+    total += block[b].most;
+    if (total < room || b == 0) continue;
+    ends.push_back(static_cast<std::int64_t>(b));
+    total = block[b].most;
+  }
+  ends.push_back(static_cast<std::int64_t>(block.size()));
+  return ends;
+}
+
 // out[rows, columns] += the integers of one block.
 template <class F, int kBytes>
 DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape, bool single,
@@ -232,6 +163,11 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
                           single ? member.factor : F{1}, g + b * positions * T::kRows,
                           T::kRows * steps);
   }
+  std::vector<std::int64_t> runs;
+  if (single && nearest) {
+    make_odd(g, panels * T::kRows * steps);
+    runs = runs_of(block, Nearest<F>::kRoom);
+  }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
     const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
     for (std::int64_t b = 0; b < samples; ++b) {
@@ -245,7 +181,13 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
       const F* const left = g + panel * T::kRows * steps;
       IntegerTile<F, kBytes> total;
       total.clear();
-      if (single && nearest) {
+      if (single && nearest && kFused<kBytes>) {
+        std::int64_t b = 0;
+        for (const std::int64_t end : runs) {
+          total.add_nearest(left + b * T::kRows, a + b * T::kColumns, end - b);
+          b = end;
+        }
+      } else if (single && nearest) {
         total.template add_products<Nearest<F>>(left, a, samples);
       } else if (single) {
         total.template add_products<Truncated>(left, a, samples);

@@ -127,13 +127,13 @@ struct Tile {
 
   V at[kRows][kVectors];
 
-  // sum over `steps` of packed panels g [steps, kRows] and a [steps, kColumns].
-  DPK_INLINE void multiply(const F* g, const F* a, std::int64_t steps) {
+  // `start` + the sum over `steps` of packed panels g [steps, kRows] and a [steps, kColumns].
+  DPK_INLINE void multiply(const F* g, const F* a, std::int64_t steps, F start = 0) {
     V acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{};
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{} + start;
     }
     for (std::int64_t t = 0; t < steps; ++t) {
       V x[kVectors];

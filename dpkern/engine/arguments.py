@@ -31,9 +31,10 @@ class MakePrivateOptions:
         clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
         clip_groups: for ``group``: the group number of each trainable parameter in the module's
             order, or a function from its name to the number.
-        arithmetic: ``float`` (matrix products; certified for real-number sums) or ``exact``
-            (integer sums of explicit gradients; certified for the released bits, if a record's
-            gradient depends on it alone; ``engine.validate`` can test that).
+        arithmetic: ``exact`` (integer sums; certified for the released bits, if a record's
+            gradient depends on it alone; ``engine.validate`` can test that) or ``float`` (matrix
+            products; certified for real-number sums). None takes ``exact`` with flat clipping where
+            it costs nothing more, on a CPU, else ``float``; the certificate then says why.
         loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch; the
             optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.
@@ -67,7 +68,7 @@ class MakePrivateOptions:
 
     clipping: str = "flat"
     clip_groups: Groups = None
-    arithmetic: str = "float"
+    arithmetic: str | None = None
     loss_reduction: str = "mean"
     poisson_sampling: bool = True
     sampling: str | None = None
@@ -265,5 +266,5 @@ def mechanism_of(
         max_grad_norm=max_grad_norm,
         clipping=options.clipping,
         groups=groups,  # type: ignore[arg-type]
-        arithmetic=options.arithmetic,
+        arithmetic=options.arithmetic or "float",
     )

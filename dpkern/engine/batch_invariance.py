@@ -185,11 +185,11 @@ def test_engine(
     )
     passed = found.word != "not invariant"
     step.ledger.state_invariance(passed, found.remarks)
-    capture.row_padding = capture.tested = capture.on_use = None
+    _stop_watching(capture)
     if passed:
 
         def leave(reason: str) -> None:
-            capture.row_padding = capture.tested = capture.on_use = None
+            _stop_watching(capture)
             step.ledger.state_invariance(False, (f"{_LEFT}: {reason}",))
 
         capture.row_padding = RowPadding(capture)
@@ -198,6 +198,12 @@ def test_engine(
         )
         capture.on_use = capture.tested.note
     return found
+
+
+def _stop_watching(capture: Capture) -> None:
+    """Let batches be as they come again, and nothing compare steps with a test."""
+    capture.row_padding = capture.tested = capture.on_use = None
+    capture.padded, capture.is_padded = 0, False
 
 
 _LEFT = "batch invariance was tested for other steps than those that were taken"

@@ -399,6 +399,12 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     """Return the clipped sums in units of the plan's lattice."""
     take_over(capture, plan)
     batch = capture.arrived_batch
+    if capture.square_of is not squared_norms_rounded:
+        # The noise, and with it the lattice, came after the capture was prepared: these norms are
+        # not of the numbers that become integers.
+        for slot in capture.slots:
+            for arrival in slot.arrivals:
+                arrival.square = None
     parts = []
     for slot in capture.slots:
         with attributed_to(slot):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from ..ops import clip, ghost
 from ..ops._count import count
 from ..privacy.mechanisms import Plan
+from ..privacy.mechanisms.plan import Block
 from .attribution import attributed_to
 from .per_sample_gradients import (
     ConvolutionGradients,
@@ -61,6 +63,37 @@ def sums_in_place(plan: Plan, slots: Sequence[ParameterSource]) -> bool:
     )
 
 
+def most_samples(plan: Plan) -> int:
+    """Return how many samples' integers int32 is sure to hold the sum of, at least 1."""
+    return max(1, _INT32_MOST // max(1, plan.most_units))
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The norm in units that the clip factors of a group aim at, and how entries are rounded.
+
+    Attributes:
+        unit: u, the size of a unit.
+        bound: what the norms are clipped to, before the slack of the factors.
+        nearest: whether gradients of one position are rounded to nearest instead of truncated.
+    """
+
+    unit: float
+    bound: float
+    nearest: bool
+
+    @classmethod
+    def of(cls, block: Block, entries: int) -> Aim:
+        """Return the aim of a block's clip group, which has so many entries of one position."""
+        assert block.unit is not None
+        assert block.integer_bound is not None
+        root, most = math.sqrt(entries), block.integer_bound
+        nearest = entries > 0 and most < NEAREST_MOST and root < most / 32
+        # Bounds the norm that rounding to nearest adds, in units.
+        rounding = root / 2 * (1 + 2.0**-40) if nearest else 0.0
+        return cls(block.unit, most - rounding, nearest)
+
+
 def integer_sums(
     plan: Plan,
     slots: Sequence[ParameterSource],
@@ -91,7 +124,7 @@ def integer_sums(
         factors = tuple(each.where(finite, 0.0) for each in factors)
     shapes = [slot.shape for slot in slots]
     sums = store.zeros(shapes, torch.int32, torch.device("cpu"))
-    most = max(1, _INT32_MOST // max(1, plan.most_units))
+    most = most_samples(plan)
     if batch <= most:
         for group, each in zip(groups, factors, strict=True):
             group.add(each, sums)
@@ -133,35 +166,12 @@ class _IntegerGroup:
     """The gradients of the parameters of one clip group, to be clipped in integers."""
 
     def __init__(self, plan: Plan, indices: Sequence[int], parts: Sequence[Part]) -> None:
-        block = plan.blocks[indices[0]]
-        assert block.unit is not None
-        assert block.integer_bound is not None
-        self.unit, self.most = block.unit, block.integer_bound
         mine = frozenset(indices)
-        explicit: list[tuple[ParameterSource, CapturedGradients, Tensor]] = []
-        self.others: list[Part] = []
-        for slot, arrival in parts:
-            if slot.index not in mine:
-                continue
-            record = arrival.record
-            if isinstance(record, MADE_IN_PLACE):
-                self.others.append((slot, arrival))
-            elif isinstance(record, ExplicitGradients):
-                explicit.append((slot, arrival, record.grads))
-            else:
-                explicit.append(
-                    (slot, CapturedGradients(record, arrival.rows), record.per_sample())
-                )
-        self.explicit = [
-            (slot, arrival, to_sum_dtype_dense(grads, torch.float32))
-            for slot, arrival, grads in explicit
-        ]
-        single = [arrival.record for _, arrival in self.others if _has_one_position(arrival.record)]
-        root = math.sqrt(sum(math.prod(record.shape) for record in single))
-        self.nearest = bool(single) and self.most < NEAREST_MOST and root < self.most / 32
-        """Whether gradients of one position are rounded to nearest instead of truncated."""
-        self.rounding = root / 2 * (1 + 2.0**-40) if self.nearest else 0.0
-        """Bound of the norm that rounding to nearest adds, in units."""
+        self.parts = [_with_rows(slot, arrival) for slot, arrival in parts if slot.index in mine]
+        """Parameters and gradients, and the gradients as rows where they are written out."""
+        records = [arrival.record for _, arrival, rows in self.parts if rows is None]
+        entries = sum(math.prod(record.shape) for record in records if _has_one_position(record))
+        self.aim = Aim.of(plan.blocks[indices[0]], entries)
 
     def factors(self, batch: int, scale: float) -> tuple[Tensor, Tensor]:
         """Return each sample's norm in the group, and its factor from gradient to clipped units."""
@@ -170,43 +180,61 @@ class _IntegerGroup:
             squares = [torch.zeros(batch, dtype=torch.float64)]
         # In units u the bound is M: the factor is min(1 / u, M (1 - 2^-21) / n).
         factors, norms = ghost.clip_factors(
-            squares, self.most - self.rounding, dtype=torch.float32, scale=scale / self.unit
+            squares, self.aim.bound, dtype=torch.float32, scale=scale / self.aim.unit
         )
-        return norms * self.unit, factors
+        return norms * self.aim.unit, factors
 
     def _squares(self) -> Iterator[Tensor]:
-        """Yield upper bounds of the squared norms of the numbers that become integers, by part."""
-        for slot, arrival in self.others:
-            with attributed_to(slot):
-                yield (
-                    squared_norms_rounded(arrival.record)
-                    if arrival.square is None
-                    else arrival.square
-                )
-        yield from (arrival.square for _, arrival, _ in self.explicit if arrival.square is not None)
-        fresh = [(slot, grads) for slot, arrival, grads in self.explicit if arrival.square is None]
-        if fresh:
-            with attributed_to(*(slot for slot, _ in fresh)):
-                yield ghost.explicit_norm([grads for _, grads in fresh])
+        """Yield upper bounds of the squared norms of the numbers that become integers."""
+        for slot, arrival, rows in self.parts:
+            if arrival.square is not None:
+                yield arrival.square
+            elif rows is None:
+                with attributed_to(slot):
+                    yield squared_norms_rounded(arrival.record)
+        fresh = [(slot, rows) for slot, a, rows in self.parts if a.square is None]
+        written = [(slot, rows) for slot, rows in fresh if rows is not None]
+        if written:
+            with attributed_to(*(slot for slot, _ in written)):
+                yield ghost.explicit_norm([rows for _, rows in written])
 
     def add(self, factors: Tensor, sums: Sequence[Tensor]) -> None:
         """Add the samples' integers to the sums of all parameters."""
-        for slot, arrival in self.others:
-            record, out = arrival.record, _place(sums, slot, arrival)
+        written = []
+        for slot, arrival, rows in self.parts:
+            out = _place(sums, slot, arrival)
+            if rows is not None:
+                written.append((slot, rows, out))
+                continue
             with attributed_to(slot):
-                if (
-                    self.nearest
-                    and isinstance(record, LinearGradients)
-                    and _has_one_position(record)
-                ):
-                    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
-                    ghost.linear_integer_sum(a, g, factors, out, rounding="nearest")
+                if self.aim.nearest and _has_one_position(arrival.record):
+                    add_nearest(arrival.record, factors, out)
                 else:
-                    add_integers(record, factors, out)
-        if self.explicit:
-            outs = [_place(sums, slot, arrival) for slot, arrival, _ in self.explicit]
-            with attributed_to(*(slot for slot, _, _ in self.explicit)):
-                ghost.explicit_integer_sum([grads for _, _, grads in self.explicit], factors, outs)
+                    add_integers(arrival.record, factors, out)
+        if written:
+            with attributed_to(*(slot for slot, _, _ in written)):
+                ghost.explicit_integer_sum(
+                    [rows for _, rows, _ in written], factors, [out for _, _, out in written]
+                )
+
+
+def _with_rows(
+    slot: ParameterSource, arrival: CapturedGradients
+) -> tuple[ParameterSource, CapturedGradients, Tensor | None]:
+    """Return gradients with rows ``[B, *shape]``, unless their integers are made in place."""
+    record = arrival.record
+    if isinstance(record, MADE_IN_PLACE):
+        return slot, arrival, None
+    if not isinstance(record, ExplicitGradients):
+        arrival = CapturedGradients(record, arrival.rows)
+    return slot, arrival, to_sum_dtype_dense(record.per_sample(), torch.float32)
+
+
+def add_nearest(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    """Add the integers nearest to ``factors_b grad_b``, of gradients of one position."""
+    assert isinstance(record, LinearGradients)
+    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
+    ghost.linear_integer_sum(a, g, factors, out, rounding="nearest")
 
 
 def _has_one_position(record: PerSampleGradients) -> bool:
@@ -271,6 +299,11 @@ def add_integers(record: PerSampleGradients, factors: Tensor, out: Tensor) -> No
 
 
 @add_integers.register
+def _(record: ExplicitGradients, factors: Tensor, out: Tensor) -> None:
+    ghost.explicit_integer_sum([to_sum_dtype_dense(record.grads, torch.float32)], factors, [out])
+
+
+@add_integers.register
 def _(record: LinearGradients, factors: Tensor, out: Tensor) -> None:
     ghost.linear_integer_sum(to_sum_dtype(record.a), to_sum_dtype(record.g), factors, out)
 
@@ -300,8 +333,11 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
 
 
 __all__ = [
+    "Aim",
     "add_integers",
+    "add_nearest",
     "integer_sums",
+    "most_samples",
     "rounding_error",
     "squared_norms_rounded",
     "sums_in_place",

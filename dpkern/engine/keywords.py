@@ -24,7 +24,7 @@ class MakePrivateKeywords(TypedDict, total=False):
 
     clipping: str
     clip_groups: Groups
-    arithmetic: str
+    arithmetic: str | None
     loss_reduction: str
     poisson_sampling: bool
     sampling: str | None

@@ -19,6 +19,7 @@ from ..step.step import DPStep
 from . import distributed, observing, validate
 from .arguments import MakePrivateOptions, loader_of, sampling_of
 from .capture import Capture
+from .default_arithmetic import choose_arithmetic
 from .loader import PrivateLoader, check_loader
 from .optimizer import OptimizerAdapter, adapter_of, check_optimizer
 from .padding import PaddingCheck
@@ -58,8 +59,16 @@ def make_parts(
     data_loader: DataLoader[Any] | None,
     options: MakePrivateOptions,
     choose: Choose,
+    *,
+    given: Mechanism | None,
 ) -> Parts:
     """Return the private parts for a module, alone or in a wrapper for several processes.
+
+    Args:
+        wrapper, optimizer, data_loader, options: the user's.
+        choose: function that makes the mechanism.
+        given: the user's mechanism, which has an arithmetic of its own. None: ``choose`` makes
+            DP-SGD of the options.
 
     Raises:
         DPKernError: something that cannot be private.
@@ -81,6 +90,7 @@ def make_parts(
         **sampling,
     }
     expected = options.expected_batch_size if loader is None else loader.expected_batch_size
+    options, why_float = choose_arithmetic(options, capture, mechanism=given)
     mechanism = choose(options, capture.names, run)
     if observer is not None:
         mechanism = observer.mechanism(mechanism)
@@ -110,6 +120,9 @@ def make_parts(
     )
     if sharded is not None:
         check_plan(step)
+    if why_float:
+        log.info("%s", why_float)
+        step.ledger.state_invariance(False, (why_float,))
     adapter = OptimizerAdapter(optimizer, capture, step, processes=processes, sharded=sharded)
     if wrapper is not module:
         distributed.refuse_wrapper(wrapper, lambda: capture.attached)

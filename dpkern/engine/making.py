@@ -167,7 +167,8 @@ class MakesPrivate:
                 mechanism=mechanism,
             )
 
-        return self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
+        chosen = MakePrivateOptions.of(options)
+        return self._make(module, optimizer, data_loader, chosen, choose, given=mechanism)
 
     @overload
     def make_private_with_epsilon(
@@ -279,7 +280,8 @@ class MakesPrivate:
                 dimension=run["dimension"],
             )
 
-        made = self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
+        known = MakePrivateOptions.of(options)
+        made = self._make(module, optimizer, data_loader, known, choose, given=mechanism)
         self.step.calibrated_to, self.target_delta = "certified", float(target_delta)
         return made
 
@@ -290,6 +292,8 @@ class MakesPrivate:
         data_loader: DataLoader[Any] | None,
         options: MakePrivateOptions,
         choose: Choose,
+        *,
+        given: Mechanism | None,
     ) -> tuple[Any, ...]:
         if self._parts is not None:
             raise InvalidInput(
@@ -302,7 +306,7 @@ class MakesPrivate:
         called, wrapper = module, within_wrappers(module)
         module = distributed.unwrapped(wrapper)
         check_objects(module, optimizer, data_loader)
-        self._parts = make_parts(wrapper, optimizer, data_loader, options, choose)
+        self._parts = make_parts(wrapper, optimizer, data_loader, options, choose, given=given)
         self.accountant.step = self._parts.step
         attach(self._parts)
         if wrapper is module:  # what the user has compiled is called as it is

@@ -7,7 +7,7 @@ nothing to a sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from .uses import CapturedOp
 
 if TYPE_CHECKING:
     from .capture import Capture
+    from .program.facts import UseFacts
 
 MULTIPLE = 16
 """Physical batches have a multiple of so many rows; below it libraries round by position."""
@@ -152,8 +153,16 @@ class StaysAsTested:
     def note(self, use: CapturedOp, x: Tensor) -> None:
         """Take note of a use of a parameter."""
         if use.batch_id != self._batch_id:
-            self._seen, self._batch_id = UsePattern(), use.batch_id
+            self.begin(use.batch_id)
         self._seen.note(use, x)
+
+    def begin(self, batch_id: int) -> None:
+        """Take note that the passes of other samples begin."""
+        self._seen, self._batch_id = UsePattern(), batch_id
+
+    def note_replayed(self, uses: Iterable[UseFacts]) -> None:
+        """Take note of all uses of a pass that a program replays, never under autocast."""
+        self._seen.uses = [(use.key, use.tail, use.dtype, False) for use in uses]
 
     def note_loss(self, loss: Tensor, outputs: Collection[Any]) -> None:
         """Take note of a loss that goes backward."""

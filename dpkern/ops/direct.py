@@ -31,9 +31,12 @@ def look(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def replayed_step(dtype: torch.dtype) -> Any:
-    """Return a new list of the calls of a step (``csrc/bindings/replay.cpp``), for one dtype."""
-    return kernel("ReplayedStep", dtype)()
+def replayed_step(dtype: torch.dtype, *, exact: bool) -> Any:
+    """Return a new list of the calls of a step (``csrc/bindings/replay.cpp``), for one dtype.
+
+    Its sums are int32 if ``exact``, else of the dtype.
+    """
+    return kernel("ReplayedStep", dtype)(exact)
 
 
 def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -40,25 +40,13 @@ from .noise_tables.source import NoiseSource
 from .release_checks import check_importance, check_ready, check_samples
 from .report import step_report
 from .state import load, state_of
+from .watcher import WATCHED, Watcher
 
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """The parameters that a rule updates, and its state."""
 
-WATCHED = "an audit sees the sums of this run without noise, and knows its seed"
-"""The reason why a step with a watcher certifies nothing."""
-
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
-
-
-class Watcher(Protocol):
-    """An audit that compares the clipped sums of two runs (``DPStep.watch``)."""
-
-    def added(self, result: clip.ClipResult) -> None:
-        """Take note of one physical batch: its norms, in the order of its samples."""
-
-    def summed(self, sums: list[torch.Tensor]) -> None:
-        """Take note of the sums that are noised next, or put others into the list."""
 
 
 class DPStep:
@@ -250,7 +238,8 @@ class DPStep:
         """Take over the sums of a program, whose bound, shapes and dtype it has checked.
 
         Args:
-            sums: those of the physical batch and of all before it in this step, as floats.
+            sums: those of the physical batch and of all before it in this step; if integers, in
+                int32, which holds any sum of so many samples.
             samples: how many samples the batch has.
             nonfinite: how many of them were dropped.
 
@@ -272,7 +261,6 @@ class DPStep:
             (self._supply.source is not None, "a noise source"),
             (self._reduce is not None or self.shards is not None, "several processes"),
             (self.memory is not None, "a mechanism that learns"),
-            (plan.arithmetic != "float", "integer sums"),
             (not plan.direct, "a release that is mapped, or without noise"),
             (plan.importance is not None, "a noise that is shaped by importance"),
             (plan.noise_point != "per_batch", "noise for each sample"),

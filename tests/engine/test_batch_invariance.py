@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,13 +123,23 @@ class Made:
             **options,
         )
         self.results: list[ClipResult] = []
-        add = self.engine.step.add
+        add, adopt = self.engine.step.add, self.engine.step.adopt
 
         def keep(**given: Any) -> None:
             self.results.append(given["sum"])
             add(**given)
 
+        def keep_replayed(sums: tuple[Tensor, ...], *, samples: int, nonfinite: int) -> None:
+            flat = self.engine.capture.program.flat
+            assert flat is not None
+            last = self.results[-1]  # a recorded one, of the same plan
+            norms = flat.norms[:samples] * flat.aim(self.engine.step.plan).unit
+            found = {"norms": norms, "batch_size": samples, "nonfinite": nonfinite}
+            self.results.append(replace(last, sums=sums, **found))
+            adopt(sums, samples=samples, nonfinite=nonfinite)
+
         self.engine.step.add = keep  # type: ignore[method-assign]
+        self.engine.step.adopt = keep_replayed  # type: ignore[method-assign]
 
     def test(self, x: Tensor, y: Tensor, loss: Loss) -> BatchInvariance:
         found = self.engine.validate(None, x, targets=y, loss=loss)
@@ -140,8 +151,7 @@ class Made:
         self.engine.new_samples()
         loss(self.module(x), y).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        sums = self.results[-1].sums
-        return torch.cat([part.flatten().clone().long() for part in sums])
+        return torch.cat([part.flatten().clone().long() for part in self.results[-1].sums])
 
     @property
     def certified_for(self) -> str:

@@ -180,14 +180,20 @@ class Loop:
 
     def close(self, own: Callable[..., None], step: Any, capture: Any) -> None:
         """Close the samples as the engine does, and compare what was added."""
-        before = None if step.sums is None else [s.double().clone() for s in step.sums]
+        exact = step.plan.arithmetic == "exact"
+        units = step.plan.units if exact else [1.0] * len(step.plan.units)
+
+        def sums() -> list[Tensor]:
+            return [s.double() * unit for s, unit in zip(step.sums, units, strict=True)]
+
+        before = None if step.sums is None else sums()
         own(step, capture)
         with torch.enable_grad():
             passes, gradients = self.passes, self.expected()
         self.passes = []
         if not passes:
             return
-        found = [s.double() for s in step.sums]
+        found = sums()
         if before is not None:
             found = [a - b for a, b in zip(found, before, strict=True)]
         names = [n for n, p in capture.module.named_parameters() if p.requires_grad]

@@ -27,8 +27,12 @@ def test_loop_without_change_is_replayed() -> None:
     assert run.reasons[-1] == ""
 
 
+ARITHMETICS = ("float", "exact")
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("name", ["tiny", "narrow", "mlp", "lenet", "resnet", "encoder"])
-def test_benchmark_models_are_replayed(name: str) -> None:
+def test_benchmark_models_are_replayed(name: str, arithmetic: str) -> None:
     small = TASKS[name].small
     assert small is not None
     task = replace(small, batch=8)
@@ -45,6 +49,7 @@ def test_benchmark_models_are_replayed(name: str) -> None:
             max_grad_norm=1.0,
             sampling="fixed",
             unsafe_seed=1,
+            arithmetic=arithmetic,
         )
         engine.capture.guard._occasions._gap = 1 << 60
         engine.capture.program.enabled = replayed
@@ -197,9 +202,10 @@ def test_weight_set_in_every_forward_pass_is_recorded() -> None:
     assert both(replays=False, make=make).replays == 0
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("name", CHANGES)
-def test_change_in_the_middle_gives_the_same_bits(name: str) -> None:
-    both(CHANGES[name])
+def test_change_in_the_middle_gives_the_same_bits(name: str, arithmetic: str) -> None:
+    both(CHANGES[name], arithmetic=arithmetic)
 
 
 def test_back_from_two_uses_to_one() -> None:
@@ -252,11 +258,23 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_other_loops_give_the_same_bits(name: str) -> None:
+FLOAT_ALONE = ("automatic clipping", "without noise")
+"""Loops without integers that are made in place."""
+
+
+@pytest.mark.parametrize(
+    ("name", "arithmetic"),
+    [
+        (n, a)
+        for n in LOOPS
+        for a in ARITHMETICS
+        if (n, a) not in {(f, "exact") for f in FLOAT_ALONE}
+    ],
+)
+def test_other_loops_give_the_same_bits(name: str, arithmetic: str) -> None:
     options = dict(LOOPS[name])
     steps = options.pop("steps", STEPS)
-    run = both(steps=steps, **options)
+    run = both(steps=steps, arithmetic=arithmetic, **options)
     assert run.replays > 1
 
 
@@ -264,7 +282,7 @@ def test_other_loops_give_the_same_bits(name: str) -> None:
     ("options", "why"),
     [
         ({"clipping": "per_layer", "max_grad_norm": 1.0}, "clipping 'per_layer'"),
-        ({"arithmetic": "exact"}, "exact arithmetic"),
+        ({"arithmetic": "exact", "clipping": "automatic"}, "gradients that are written out"),
     ],
 )
 def test_what_is_not_held_is_recorded_and_says_why(options: dict[str, Any], why: str) -> None:
@@ -364,8 +382,9 @@ def test_create_graph_is_refused_in_a_replayed_step() -> None:
         F.cross_entropy(run.module(x), y).backward(create_graph=True)
 
 
-def test_noise_is_never_used_twice() -> None:
-    run = loop(True)
+@pytest.mark.parametrize(("arithmetic", "streams_each"), [("float", 2), ("exact", 1)])
+def test_noise_is_never_used_twice(arithmetic: str, streams_each: int) -> None:
+    run = loop(True, arithmetic=arithmetic)
     streams = []
     step = run.engine.adapter.dp_step
     own = step.key.stream
@@ -377,7 +396,7 @@ def test_noise_is_never_used_twice() -> None:
     step.key.stream = stream
     run.train(8)
     assert run.replays > 3
-    assert len(set(streams)) == len(streams) == 16
+    assert len(set(streams)) == len(streams) == 8 * streams_each  # noise, and rounding of floats
     assert step.steps == 8
     assert step.ledger.steps == 8
 

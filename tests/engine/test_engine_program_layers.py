@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkern.base.errors import DPKernError
 from dpkern.engine.program import attention
 from dpkern.engine.program.unchanged import Unchanged
 from dpkern.ops import direct
@@ -226,9 +227,95 @@ def test_tensors_that_change_are_noticed(change: Callable[[nn.Parameter], Any], 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 8, 16, 100_002])
 def test_sums_that_are_not_finite_are_found(value: float, place: int) -> None:
-    calls = direct.replayed_step(torch.float32)
+    calls = direct.replayed_step(torch.float32, exact=False)
     calls.begin(1, 2)
     numbers = torch.full((100_003,), 3e38)
     assert calls.is_finite(numbers.data_ptr(), len(numbers))
     numbers[place] = value
     assert not calls.is_finite(numbers.data_ptr(), len(numbers))
+
+
+class Frozen(nn.Module):
+    """Layers of each kind whose biases are frozen before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.norm = nn.LayerNorm([4, 6])
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)
+        self.groups = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(6, 3)
+        for layer in self.children():
+            layer.bias.requires_grad_(False)
+            with torch.no_grad():
+                layer.bias.normal_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.groups(self.conv(self.norm(self.first(x)))))
+        return self.head(y).mean(1)
+
+
+def replace_bias(run: Loop) -> None:
+    run.module.conv.bias = nn.Parameter(torch.ones(4), requires_grad=False)
+
+
+def drop_bias(run: Loop) -> None:
+    run.module.first.bias = None
+
+
+def move_bias(run: Loop) -> None:
+    for layer in (run.module.head, run.module.norm):
+        layer.bias.data = layer.bias.data.clone() + 1
+
+
+def write_bias(run: Loop) -> None:
+    with torch.no_grad():
+        run.module.head.bias.add_(1)
+
+
+def freeze_more(run: Loop) -> None:
+    run.module.norm.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "exact"])
+@pytest.mark.parametrize(
+    "change", [None, replace_bias, drop_bias, move_bias, write_bias, freeze_more]
+)
+def test_frozen_biases_are_replayed(change: Callable[[Loop], None] | None, arithmetic: str) -> None:
+    def publicly(run: Loop) -> None:
+        assert change is not None
+        with run.engine.public():  # frozen values may come from public data alone
+            change(run)
+
+    made = publicly if change is not None else None
+    run = both(made, make=Frozen, arithmetic=arithmetic, steps=STEPS + 3)
+    assert run.replays >= (STEPS if change is None else 5)
+
+
+def test_biases_that_are_frozen_during_training_are_replayed() -> None:
+    def freeze_biases(run: Loop) -> None:
+        for layer in (run.module.first, run.module.norm, run.module.conv, run.module.head):
+            layer.bias.requires_grad_(False)
+
+    def thaw(run: Loop) -> None:
+        run.module.head.bias.requires_grad_(True)
+
+    for change in (freeze_biases, thaw):
+        runs = []
+        for replayed in (True, False):
+            run = loop(replayed)
+            if change is thaw:
+                freeze_biases(run)
+            run.train(12, change, at=5)
+            runs.append(run)
+        assert runs[0].reasons[-1] == ""
+        assert all(map(torch.equal, runs[0].weights, runs[1].weights))
+
+
+def test_a_frozen_bias_of_another_shape_is_refused() -> None:
+    run = loop(True, make=Frozen)
+    run.train(6)
+    with run.engine.public():
+        run.module.head.bias = nn.Parameter(torch.ones(2), requires_grad=False)
+    with pytest.raises((RuntimeError, DPKernError), match=r"shape|size"):
+        run.train(1)

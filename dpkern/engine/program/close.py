@@ -33,15 +33,13 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
     with phase(CLIP):
         run.check_operands()
         memory = flat.sums.first() if step.sums is None else flat.sums.further()
-        batch, mean = run.batch, capture.loss_reduction == "mean"
+        memory.samples = capture.arrived_batch - capture.arrived_padded
         lost = flat.close(
-            run,
-            plan.group_bounds[0],
-            (batch if mean else 1) / capture.loss_scale,
-            automatic=plan.clipping == "automatic",
-            memory=memory,
+            run, plan, scale=capture.loss_factor(), records=memory.samples, memory=memory
         )
         _hand_over(step, flat, memory, lost)
+    if capture.tested is not None:
+        capture.tested.close()
     program.done()
     capture.discard_samples()
     return True
@@ -49,8 +47,11 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
 
 def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
     """Let the step have the sums, which it may add to others before it releases them."""
-    joined = flat.sums.of(step.sums)
-    finite = flat.calls.is_finite(memory.address, memory.size)
+    samples, joined = memory.samples, flat.sums.of(step.sums)
+    if joined is not None and joined.samples + samples > flat.arithmetic.most_samples(step.plan):
+        joined = None
+    exact = flat.arithmetic.exact
+    finite = exact or flat.calls.is_finite(memory.address, memory.size)
     if not finite or step.watched or (joined is None and step.sums is not None):
         # Whatever looks at these sums may keep them, so that their memory cannot be used again.
         flat.sums.give_away()
@@ -60,22 +61,25 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
     if joined is not None:
         with torch.no_grad():
             joined.whole.add_(memory.whole)
+        joined.samples += samples
         memory = joined
-    step.adopt(memory.tensors, samples=flat.batch, nonfinite=lost)
+    step.adopt(memory.tensors, samples=samples, nonfinite=lost)
 
 
 def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:
-    (bound,) = step.plan.group_bounds
+    plan, exact = step.plan, flat.arithmetic.exact
+    (bound,) = plan.group_bounds
     return clip.ClipResult(
         sums=tuple(total.clone() for total in memory.tensors),
         norm_bound=math.hypot(bound),
-        norms=flat.norms.clone(),
+        norms=flat.norms[: memory.samples] * flat.aim(plan).unit,
         nonfinite=lost,
-        batch_size=flat.batch,
-        arithmetic="float",
-        unit=None,
+        batch_size=memory.samples,
+        arithmetic=plan.arithmetic,
+        unit=tuple(unit for unit in plan.units if unit is not None) if exact else None,
         p=2,
         max_norms=(bound,),
         raw=None,
-        clipped_as=(None,) * len(memory.tensors),
+        clipped_as=None if exact else (None,) * len(memory.tensors),
+        bounded_by="proved" if exact else "checked",
     )

@@ -13,8 +13,11 @@ import torch
 
 from ...ops import direct
 from ...ops.clip import sum_dtype
+from ...privacy.mechanisms import Plan
+from ..exact_sums import Aim
 from ..parameter import without_torch_function
 from ..uses import ParameterSource
+from .arithmetic import SumArithmetic
 from .facts import UseFacts
 from .memory import Memory
 from .run import ReplayRun
@@ -29,14 +32,19 @@ class Flat:
     Args:
         slots: all parameters, in their frozen order.
         uses: the facts of every use and, by target, whether its gradients were kept.
+        arithmetic: how norms and sums are made.
 
     Raises:
         NotReplayed: uses that cannot be replayed.
     """
 
     def __init__(
-        self, slots: Sequence[ParameterSource], uses: Sequence[tuple[UseFacts, Sequence[bool]]]
+        self,
+        slots: Sequence[ParameterSource],
+        uses: Sequence[tuple[UseFacts, Sequence[bool]]],
+        arithmetic: SumArithmetic,
     ) -> None:
+        self.arithmetic = arithmetic
         self.sites: list[UseSite] = []
         for facts, kept in uses:
             site = KINDS[facts.operation](facts, kept)
@@ -53,8 +61,11 @@ class Flat:
         (self.dtype,) = dtypes
         self._parts = [parts[index] for index in sorted(parts)]
         self.batch = 0
-        self.calls = direct.replayed_step(self.dtype)
-        self.sums = Sums(slots, self.dtype)
+        self.calls = direct.replayed_step(self.dtype, exact=arithmetic.exact)
+        self.sums = Sums(slots, arithmetic.sum_dtype(self.dtype))
+        shapes = [part.slot.shape for part in shares if part.single]
+        self._single = sum(math.prod(shape) for shape in shapes)
+        self._aim: tuple[Plan | None, Aim] = (None, Aim(1.0, 0.0, nearest=False))
         self.starts = starts_of([slot.shape for slot in slots])
         """Offset of each parameter's sum in the memory of all."""
         self.unchanged = Unchanged([slot.used for slot in slots])
@@ -97,27 +108,38 @@ class Flat:
         self.factors, self.norms = self.memory.factors(batch), self.memory.norms(batch)
         self._addresses = self.factors.data_ptr(), self.norms.data_ptr()
 
+    def aim(self, plan: Plan) -> Aim:
+        """Return what the clip factors aim at."""
+        if plan is not self._aim[0]:
+            self._aim = plan, self.arithmetic.aim(plan, self._single)
+        return self._aim[1]
+
     def close(
-        self, run: ReplayRun, bound: float, scale: float, *, automatic: bool, memory: SumMemory
+        self, run: ReplayRun, plan: Plan, *, scale: float, records: int, memory: SumMemory
     ) -> int:
         """Add the clipped sums of a finished run, whose operands are then dropped.
 
         Args:
             run: every site has its gradient.
-            bound: C.
+            plan: bounds and style of the clipping.
             scale: what takes captured gradients to those of each sample's own loss.
-            automatic: scale instead of clipping.
+            records: number of samples without the rows that fill the batch up.
             memory: where the sums are added.
 
         Returns:
             How many samples were dropped, because their norm is not finite.
         """
-        lost: int = self.calls.close(bound, scale, automatic, *self._addresses, memory.address)
+        aim, automatic = self.aim(plan), plan.clipping == "automatic"
+        lost: int = self.calls.close(
+            *(aim.bound, scale / aim.unit, automatic, aim.nearest, records),
+            *(*self._addresses, memory.address),
+        )
         held, places = run.held, memory.tensors
         if self._summed:
             with without_torch_function(), torch.no_grad():
                 for part in self._summed:
-                    part.site.add_sum(self.factors, held[part.site.index], places[part.slot.index])
+                    place = places[part.slot.index]
+                    part.site.add_sum(self.arithmetic, self.factors, held[part.site.index], place)
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost

@@ -45,13 +45,13 @@ class LinearSite(UseSite):
             raise NotReplayed("linear has no positions")
         if self.kept and self.positions == 1:
             raise NotReplayed("gradients of one position are kept")
+        self.weight_part.single = self.positions == 1
         self.product = direct.kernel("matmul", self.dtype)
         few = self.outputs > 1 and 1 < self.positions <= direct.few_positions()
         self.bias_apart = self.bias_part is not None and self.positions > 1 and not few
         """Whether torch sums the bias' gradients over the positions."""
         self.turned = self.plain_weight.t()
         self.weight_address = address(self.plain_weight)
-        self.bias_address = address(self.plain_bias)
 
     @property
     def weight_kind(self) -> tuple[bool, bool]:
@@ -77,7 +77,7 @@ class LinearSite(UseSite):
         self.sizes = (math.prod(self.shape[:-1]), self.inputs, self.outputs)
         if self.bias_part is not None and self.positions > 1:
             self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
-            self.bias_shape = (batch, self.positions, self.outputs)
+            self.bias_operand = (batch, self.positions, self.outputs)
 
     def admits(self, x: Tensor) -> bool:
         return self.differentiable or not is_buffer(x, self.weight)
@@ -90,7 +90,7 @@ class LinearSite(UseSite):
             g = g.contiguous()
         self.take_norm(self.index, x.data_ptr(), g.data_ptr())
         if self.bias_apart:
-            torch.sum(g.view(self.bias_shape), 1, out=self.bias_rows)
+            torch.sum(g.view(self.bias_operand), 1, out=self.bias_rows)
         run.held[self.index] = () if self.kept else (x, g, x._version, g._version)
         run.order.append(self.index)
 
@@ -118,7 +118,7 @@ class _ReplayedLinear(torch.autograd.Function):
             return fresh(F.linear(x, site.plain_weight, site.plain_bias))
         if run.own_products:
             out = _empty(site.out_shape, dtype=site.dtype)
-            weight, bias = site.weight_address, site.bias_address
+            weight, bias = site.weight_address, address(site.plain_bias)
             site.product(x.data_ptr(), weight, True, bias, out.data_ptr(), *site.sizes, run.threads)
             return out
         if len(site.shape) == 2 or site.plain_bias is None:

@@ -53,6 +53,10 @@ class NormSite(UseSite):
         return tuple(self.plain_weight.shape)
 
     @property
+    def bias_shape(self) -> tuple[int, ...]:
+        return self.gradient_shape
+
+    @property
     def weight_kind(self) -> tuple[bool, bool]:
         return True, False
 

@@ -138,9 +138,7 @@ class PackedUpdate:
             self._buffers.append(("step", [count for group in packed for count in group.counts]))
         self._moved = Unchanged([b for _, buffers in self._buffers for b in buffers])
         self._unchanged = Unchanged([slot.used for slot in self.capture.slots])
-        self._dtype = step.params[0].dtype
-        self._kind = DTYPES["Summed"].index(self._dtype)
-        self._kernel = direct.kernel("update_tensors", self._dtype)
+        self._kernel = direct.kernel("update_tensors", step.params[0].dtype)
         self._plan: Plan | None = None
         self._sums: object = None
         self._groups = packed
@@ -258,6 +256,7 @@ class PackedUpdate:
             for group in self._groups:
                 group.sums = [memory.addresses[i] for i in group.indices]
             self._sums = memory
+            self._kind = DTYPES["Summed"].index(memory.whole.dtype)
         noise = step.begin_release()
         drawn = b"" if noise is None else direct.BYTES["UpdateNoise"](noise)
         threads = direct.threads()

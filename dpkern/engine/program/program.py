@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ...ops import direct
 from ...privacy.mechanisms import Plan
+from ..exact_sums import sums_in_place
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
 from ..uses import CapturedOp
+from .arithmetic import arithmetic_of
 from .facts import UseFacts, facts_of
 from .flat import Flat
 from .run import ReplayRun
@@ -84,8 +86,10 @@ class Program:
             if not step:
                 raise NotReplayed("no use of a parameter was seen")
             if step == self._last:
-                self.flat, self._failed = Flat(self.capture.slots, step), 0
-                self.reason = "recorded twice"
+                if not self.flat:
+                    self.reason = "recorded twice"
+                flat = Flat(self.capture.slots, step, arithmetic_of(plan))
+                self.flat, self._failed = flat, 0
             elif not self.flat:
                 self.reason = "recorded once"
             self._last = step
@@ -119,7 +123,7 @@ class Program:
             and capture.make_backward_clipper is None
             and capture.before_arrivals is None
             and capture.any_rank is None
-            and capture.on_use is None
+            and _tests_or_nothing(capture)
             and capture.collected is None
             and (type(limit) is float or limit == 0)
         )
@@ -134,7 +138,7 @@ class Program:
             ),
             (capture.before_arrivals is not None, "a release with norms of its own"),
             (capture.any_rank is not None, "several processes"),
-            (capture.on_use is not None, "uses are surveyed"),
+            (not _tests_or_nothing(capture), "uses are surveyed"),
             (capture.collected is not None, "a dry run"),
             (isinstance(limit, int) and limit > 0, "a budget in bytes"),
         )
@@ -145,12 +149,15 @@ class Program:
         if plan is self._fine_plan:
             return ""
         checks = (
-            (plan.arithmetic != "float", f"{plan.arithmetic} arithmetic"),
             (plan.p != 2, "L1 norms"),
             (plan.clipping not in ("flat", "automatic"), f"clipping {plan.clipping!r}"),
             (len(plan.group_bounds) != 1, "several clip groups"),
             (any(block.release is not None for block in plan.blocks), "a mapped release"),
             (plan.needs_raw, "sums without clipping"),
+            (
+                plan.arithmetic == "exact" and not sums_in_place(plan, self.capture.slots),
+                "integers of gradients that are written out",
+            ),
         )
         for refused, reason in checks:
             if refused:
@@ -199,6 +206,8 @@ class Program:
         if batch != flat.batch:
             flat.resize(batch)
         self.run = ReplayRun(self, flat.sites, ticket, batch)
+        if capture.tested is not None:
+            capture.tested.begin(ticket)
         flat.calls.begin(batch, self.run.threads)
         return self.run
 
@@ -235,6 +244,7 @@ class Program:
         self.reason = reason
         capture = self.capture
         capture.recorded = True
+        self._tell_uses()
         self._noted = [site.facts for site in run.sites[: run.cursor]]
         self._noted_ticket = run.batch_id
         for site in run.sites[: run.cursor]:
@@ -251,6 +261,12 @@ class Program:
         if self._failed >= _PATIENCE:
             self.forget()
 
+    def _tell_uses(self) -> None:
+        """Tell who watches that steps stay as tested which uses there were."""
+        tested, run = self.capture.tested, self.run
+        if tested is not None:
+            tested.note_replayed(site.facts for site in run.sites[: run.cursor])
+
     def ready(self, plan: Plan) -> Flat | None:
         """Return the flat list of a complete run, or None if the recorded path must close it."""
         run, flat = self.run, self.flat
@@ -264,9 +280,14 @@ class Program:
             self.abandon(f"{len(run.sites) - len(run.order)} uses without a gradient")
             return None
         why = self._refused_plan(plan) or self._refused_capture() or direct.why_not()
+        if not why and flat.arithmetic is not arithmetic_of(plan):
+            why = f"{plan.arithmetic} arithmetic, unlike the steps before"
+        if not why and run.batch > flat.arithmetic.most_samples(plan):
+            why = "a batch whose integers may exceed 32 bits"
         if why:
             self.abandon(why)
             return None
+        self._tell_uses()
         return flat
 
     def give_sums_away(self) -> None:
@@ -279,3 +300,10 @@ class Program:
         self.replays += 1
         self.reason, self._failed = "", 0
         self.retire()
+
+
+def _tests_or_nothing(capture: Capture) -> bool:
+    """Whether nothing sees each use but the watch that steps stay as tested."""
+    return capture.on_use is None or (
+        capture.tested is not None and capture.on_use == capture.tested.note
+    )

@@ -22,6 +22,7 @@ from .run import ReplayRun, next_site
 from .site import NotReplayed, UseSite, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
+    from .arithmetic import SumArithmetic
     from .flat import Flat
 
 _differentiable = torch.is_grad_enabled
@@ -66,7 +67,7 @@ class RecordSite(UseSite):
         if self.kept:
             assert isinstance(record, ConvolutionGradients)
             record = record.materialize()
-        square = record.squared_norms()
+        square = self.flat.arithmetic.squares(record)
         self.flat.calls.set_square(self.weight_part.square, square.data_ptr())
         if self.bias_part is not None:
             torch.sum(g.flatten(2), 2, out=self.bias_rows)
@@ -77,9 +78,9 @@ class RecordSite(UseSite):
 
     sums_alone = True
 
-    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
         record: PerSampleGradients = held[4]
-        record.add_sum(factors, place.view(record.shape))
+        arithmetic.add(record, factors, place.view(record.shape))
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])

@@ -42,7 +42,7 @@ class ReplayRun:
     """
 
     __slots__ = (
-        *("program", "sites", "batch_id", "batch", "threads", "own_products"),
+        *("program", "sites", "batch_id", "batch", "padded", "threads", "own_products"),
         *("cursor", "task", "live", "held", "order"),
     )
 
@@ -53,6 +53,7 @@ class ReplayRun:
         self.sites = sites
         self.batch_id = batch_id
         self.batch = batch
+        self.padded = program.capture.padded if sites else 0
         self.threads = 1
         self.own_products = False
         self.cursor = 0
@@ -67,10 +68,10 @@ class ReplayRun:
     def use_of(self, site: UseSite) -> CapturedOp:
         """Return the use as the recorded path would have registered it."""
         facts = site.facts
-        saved = dict(facts.saved)
-        capture = self.program.capture
         return CapturedOp(
-            capture, facts.operation, facts.targets, self.batch_id, self.batch, facts.key, saved
+            *(self.program.capture, facts.operation, facts.targets, self.batch_id, self.batch),
+            *(facts.key, dict(facts.saved)),
+            padded=self.padded,
         )
 
     def enters(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
@@ -143,7 +144,7 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
     if (
         not isinstance(site, kind)
         or site.weight is not weight
-        or site.bias is not bias
+        or (site.bias is not bias and not site.takes_frozen(bias))
         or type(x) is not Tensor
         or x.shape != site.shape
         or x.dtype is not site.dtype

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..parameter import PrivateParameter, without_torch_function
 from ..uses import CapturedOp, ParameterSource
 from .facts import UseFacts
 from .unchanged import Unchanged
 
 if TYPE_CHECKING:
+    from .arithmetic import SumArithmetic
     from .flat import Flat
 
 
@@ -31,6 +33,7 @@ class Part:
         site: the use that it comes from.
         explicit: whether its per-sample gradients are materialized as rows ``[B, *shape]``.
         normed: whether its squared norms are computed as soon as its gradient arrives.
+        single: whether its gradients are products of one position.
         square: number of its squared norms in the memory; -1 if it has none of its own.
         rows: number of its rows in the memory; -1 if it is not materialized.
         place: its place among all explicit gradients of the close.
@@ -40,6 +43,7 @@ class Part:
     site: UseSite
     explicit: bool
     normed: bool
+    single: bool = False
     square: int = -1
     rows: int = -1
     place: int = -1
@@ -68,6 +72,7 @@ class UseSite(ABC):
         self.kept = bool(kept[0])
         self.weight = weight.used
         self.bias = None if bias is None else bias.used
+        """The argument that is expected: a trained bias, a frozen one that was met, or None."""
         self.unchanged = Unchanged([slot.used for slot in (weight, bias) if slot is not None])
         self.index = 0
         """The place in the order of the forward pass."""
@@ -93,6 +98,36 @@ class UseSite(ABC):
         self.weight_part = Part(weight, self, explicit=explicit, normed=normed)
         self.bias_part = None if bias is None else Part(bias, self, explicit=True, normed=False)
         self.parts = [p for p in (self.weight_part, self.bias_part) if p is not None]
+
+    def takes_frozen(self, bias: Any) -> bool:
+        """Whether this argument adds to the output and trains nothing; it is expected from now on.
+
+        Gradients do not look at it, so that it may be another one, or none, in every step.
+        """
+        if self.bias_part is not None:
+            return False
+        with without_torch_function():
+            if bias is not None and not self._is_frozen(bias):
+                return False
+            self.bias = bias
+            self.plain_bias = None if bias is None else bias.detach()
+        self.unchanged = Unchanged([self.weight] if bias is None else [self.weight, bias])
+        return True
+
+    def _is_frozen(self, bias: Any) -> bool:
+        return (
+            type(bias) in (nn.Parameter, PrivateParameter)
+            and not bias.requires_grad
+            and bias.shape == self.bias_shape
+            and bias.dtype is self.gradient_dtype
+            and bias.is_cpu
+            and bool(bias.is_contiguous())
+        )
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """The shape of a bias."""
+        return (int(self.plain_weight.shape[0]),)
 
     @property
     @abstractmethod
@@ -127,7 +162,7 @@ class UseSite(ABC):
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 

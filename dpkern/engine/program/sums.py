@@ -41,12 +41,14 @@ class SumMemory:
         self.address, self.size = self.whole.data_ptr(), starts[-1]
         self.clean = True
         """Whether all numbers are zero."""
+        self.samples = 0
+        """Number of samples whose gradients were added."""
 
     def zeros(self) -> SumMemory:
         """Set the memory to zero, and return it to be written."""
         if not self.clean:
             self.whole.zero_()
-        self.clean = False
+        self.clean, self.samples = False, 0
         return self
 
 

@@ -187,8 +187,9 @@ def linear_integer_sum(
     truncate    one position: integer parts of ``(factors[b] g[b]) a[b]``, each product rounded;
                 several: of ``factors[b]`` times the sum over positions, which differs from the
                 exact one by at most ``linear_sum_error`` in norm
-    nearest     one position only: the integers nearest to ``(factors[b] g[b]) a[b]``, the first
-                product rounded; entries below 2^22. Faster than truncation
+    nearest     one position only: the integers nearest to ``y a[b]``, entries below 2^22. ``y`` is
+                ``factors[b] g[b]``, rounded, with a last bit of 1, which no ties can meet, or 0 if
+                that is subnormal. As fast as a sum of floats
     ==========  ===============================================================================
 
     ``docs/exact.md`` says which factors keep the norm of a term below a bound.
@@ -220,10 +221,18 @@ def linear_integer_sum(
 def _scaled(a: Tensor, g: Tensor, factors: Tensor, rounding: str) -> Tensor:
     """Return the gradients times their factors, which for T = 1 were multiplied into ``g``."""
     if rounding == "nearest":
-        return (g.double().transpose(1, 2) * a.double()).round()
+        return (_odd(g).double().transpose(1, 2) * a.double()).round()
     if a.shape[1] == 1:
         return g.transpose(1, 2) * a
     return factors * torch.bmm(g.double().transpose(1, 2), a.double()).to(a.dtype)
+
+
+def _odd(numbers: Tensor) -> Tensor:
+    """Return the numbers with a last bit of 1, and zeros in the place of subnormal ones."""
+    single = numbers.dtype is torch.float32
+    bits = numbers.contiguous().view(torch.int32 if single else torch.int64)
+    exponents = bits & (0xFF << 23 if single else 0x7FF << 52)
+    return torch.where(exponents == 0, 0, bits | 1).view(numbers.dtype)
 
 
 @op()

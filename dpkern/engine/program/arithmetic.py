@@ -1,0 +1,59 @@
+"""Make the sums of a program in floating point, or in integers of proved norm (docs/exact.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...privacy.mechanisms import Plan
+from ..exact_sums import Aim, add_integers, most_samples, squared_norms_rounded
+from ..per_sample_gradients import PerSampleGradients, squared_norms
+
+
+@dataclass(frozen=True)
+class SumArithmetic:
+    """Norms and sums of one kind, of records that the calls of a step do not hold.
+
+    Attributes:
+        exact: whether the sums are integers.
+        squares: returns the share of a record in its clip group's squared norms.
+        add: adds the clipped gradients of a record, given the factors, to its sum.
+    """
+
+    exact: bool
+    squares: Callable[[PerSampleGradients], Tensor]
+    add: Callable[[PerSampleGradients, Tensor, Tensor], None]
+
+    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the sums of parameters of this dtype."""
+        return torch.int32 if self.exact else dtype
+
+    def aim(self, plan: Plan, entries: int) -> Aim:
+        """Return what the factors aim at; ``entries`` is of gradients of one position."""
+        if self.exact:
+            return Aim.of(plan.blocks[0], entries)
+        return Aim(1.0, plan.group_bounds[0], nearest=False)
+
+    def most_samples(self, plan: Plan) -> float:
+        """Return how many samples the sums are sure to hold."""
+        return most_samples(plan) if self.exact else math.inf
+
+
+def _add_floats(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    record.add_sum(factors, out)
+
+
+FLOAT = SumArithmetic(False, squared_norms, _add_floats)
+EXACT = SumArithmetic(True, squared_norms_rounded, add_integers)
+
+
+def arithmetic_of(plan: Plan) -> SumArithmetic:
+    """Return the arithmetic of a plan."""
+    return EXACT if plan.arithmetic == "exact" else FLOAT
+
+
+__all__ = ["EXACT", "FLOAT", "SumArithmetic", "arithmetic_of"]
