@@ -62,6 +62,11 @@ class YieldedBatch:
         boundary: boundary of the module that it is for; None outside an engine.
     """
 
+    __slots__ = (
+        *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows"),
+        *("in_pass", "has_chosen_rows", "__weakref__"),
+    )
+
     def __init__(
         self,
         size: int,
