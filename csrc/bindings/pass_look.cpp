@@ -13,11 +13,38 @@ namespace py = pybind11;
 namespace dpkern::bindings {
 namespace {
 
-// Tables that hold the same objects; each of the entries is a tuple.
-struct Tables {
-  py::list tables, entries;
+// Python 3.11 gives every dict another number with each change (PEP 509); later versions do not.
+#if PY_VERSION_HEX < 0x030C0000
+std::uint64_t change_of(PyObject* table) {
+  return reinterpret_cast<const PyDictObject*>(table)->ma_version_tag;
+}
+#else
+std::uint64_t change_of(PyObject*) { return 0; }
+#endif
 
-  bool same() const { return hold(tables.ptr(), entries.ptr()); }
+// Tables that hold the same objects; each of the entries is a tuple.
+class Tables {
+ public:
+  Tables(py::list tables, py::list entries)
+      : tables_(std::move(tables)), entries_(std::move(entries)), changes_(tables_.size()) {
+    if (entries_.size() != tables_.size()) throw py::value_error("lists of other lengths");
+  }
+
+  bool same() {
+    for (std::size_t i = 0; i < changes_.size(); ++i) {
+      PyObject* const table = PyList_GET_ITEM(tables_.ptr(), static_cast<Py_ssize_t>(i));
+      // The order of an OrderedDict is none of the dict's, and changes by itself.
+      const std::uint64_t change = PyDict_CheckExact(table) ? change_of(table) : 0;
+      if (change != 0 && change == changes_[i]) continue;
+      if (!holds(table, PyList_GET_ITEM(entries_.ptr(), static_cast<Py_ssize_t>(i)))) return false;
+      changes_[i] = change;
+    }
+    return true;
+  }
+
+ private:
+  py::list tables_, entries_;
+  std::vector<std::uint64_t> changes_;
 };
 
 // An attribute of many tensors, by its descriptor. Private parameters must be ordinary here

@@ -145,7 +145,7 @@ class Occasions:
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
         self._hooks = [table for part in modules for table in _hooks(part)]
-        self._parameters = list(self.module.parameters())
+        self._parameters: list[Tensor] = list(self.module.parameters())
         tables = [table for part in modules for table in _tables(part)]
         self._empty = [table for table in tables if not table]
         self._tables = [*self._children, *(table for table in self._hooks if table)]

@@ -113,13 +113,13 @@ def usual_cross_entropy(
         shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
-            loss._made_of = x.grad_fn
+            loss._made_of = x.grad_fn  # type: ignore[attr-defined]
         return loss
 
 
 _ONE = frozenset((1,))
 _MEAN = 1
-_cross_entropy = torch._C._nn.cross_entropy_loss
+_cross_entropy: Any = torch._C._nn.cross_entropy_loss
 """The operation that ``F.cross_entropy`` runs."""
 
 USUAL[F.cross_entropy] = usual_cross_entropy

@@ -119,9 +119,7 @@ def _backward(loss: Tensor, factor: int | None) -> None:
         return
     # What Tensor.backward comes to after a dozen calls.
     start = torch.ones_like(loss) if factor is None else torch.full_like(loss, factor)
-    _run_backward(
-        (loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    _run_backward((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 Usual = Callable[[Function, Sequence[Any], "Mapping[str, Any] | None"], Any]
