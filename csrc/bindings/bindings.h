@@ -55,6 +55,7 @@ void add_calls(pybind11::module_& m);
 void add_guards(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_ops(pybind11::module_& m);  // generated: the kernels that have signatures in Python
+void add_pass_look(pybind11::module_& m);
 void add_replay(pybind11::module_& m);
 void add_unchanged(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

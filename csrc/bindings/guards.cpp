@@ -5,17 +5,13 @@
 
 #include "bindings/bindings.h"
 #include "bindings/look.h"
+#include "bindings/tables.h"
 
 namespace py = pybind11;
 
 namespace dpkern::bindings {
 
 namespace {
-
-template <class F>
-PyCFunction method(F* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
 
 // The same of an OrderedDict or another subclass, whose order is its own.
 bool holds_in_its_order(PyObject* table, PyObject* entries) {
@@ -33,7 +29,8 @@ bool holds_in_its_order(PyObject* table, PyObject* entries) {
   return PyErr_Occurred() == nullptr && next == PyTuple_GET_SIZE(entries);
 }
 
-// Whether the dict holds these keys and values, as the same objects in the same order.
+}  // namespace
+
 bool holds(PyObject* table, PyObject* entries) {
   if (!PyDict_Check(table) || !PyTuple_CheckExact(entries)) return false;
   const Py_ssize_t count = PyTuple_GET_SIZE(entries);
@@ -49,16 +46,28 @@ bool holds(PyObject* table, PyObject* entries) {
   return true;
 }
 
+bool hold(PyObject* tables, PyObject* entries) {
+  const Py_ssize_t count = PyList_GET_SIZE(tables);
+  if (PyList_GET_SIZE(entries) != count) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!holds(PyList_GET_ITEM(tables, i), PyList_GET_ITEM(entries, i))) return false;
+  }
+  return true;
+}
+
+namespace {
+
+template <class F>
+PyCFunction method(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 PyObject* same_entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "same_entries(tables, entries)");
     return nullptr;
   }
-  const Py_ssize_t tables = PyList_GET_SIZE(args[0]);
-  bool same = PyList_GET_SIZE(args[1]) == tables;
-  for (Py_ssize_t i = 0; same && i < tables; ++i) {
-    same = holds(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
-  }
+  const bool same = hold(args[0], args[1]);
   return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(same);
 }
 

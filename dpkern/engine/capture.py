@@ -152,7 +152,8 @@ class Capture:
         self._watch_input = True
         self._watch_node: Any = None
         """Autograd node of a watched input that needs no gradient itself; None for others."""
-        self._input_storages: set[int] = set()
+        self._inputs: tuple[Tensor, ...] = ()
+        """Arguments of the running pass."""
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self._shows_forward = False
@@ -216,7 +217,7 @@ class Capture:
         self._shows_forward = show_forward(self.module)
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            self.module.register_forward_hook(Hook(self._after_any), always_call=True),
+            self.module.register_forward_hook(Hook(self.graphs.end_of_pass), always_call=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
         self.guard.attach()
@@ -367,11 +368,18 @@ class Capture:
 
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""
-        return tensor.untyped_storage().data_ptr() in self._input_storages
+        if any(tensor is argument for argument in self._inputs):
+            return True
+        place = tensor.untyped_storage().data_ptr()
+        return any(argument.untyped_storage().data_ptr() == place for argument in self._inputs)
 
     def verified(self, use: CapturedOp) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
         return use.batch < 2 or use.site in self._verified or use.site in self._inconclusive
+
+    def forget_inputs(self) -> None:
+        """Release the arguments of the last pass, so that the next one can use their memory."""
+        self._inputs = ()
 
     def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
         """Return the number of samples.
@@ -553,7 +561,7 @@ class Capture:
         if self.guard.running:
             return None
         self._skipped = False
-        self.graphs.end()  # of a pass that failed
+        self.graphs.end_of_pass()  # of one that failed in the compiler
         changed = None
         if self.boundary is not None and self.collected is None:
             changed = args, kwargs = self.boundary.enter(args, kwargs)
@@ -574,12 +582,15 @@ class Capture:
             self.graphs.skip()
             return None
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
-        given = args if usual else tuple(tensors_in((args, kwargs)))
-        rows = next((int(t.shape[0]) for t in given if t.dim()), None)
-        self._input_storages = {t.untyped_storage().data_ptr() for t in given}
+        given = self._inputs = args if usual else tuple(tensors_in((args, kwargs)))
+        rows = None
+        for tensor in given:
+            if tensor.dim():
+                rows = int(tensor.shape[0])
+                break
         if self.handed_out:
             # Evaluation uses other samples, whose gradients would be refused as leaks.
-            fits = rows is None or _fold(rows, self.batch or 0) is not None
+            fits = rows is None or rows == self.batch or _fold(rows, self.batch or 0) is not None
             self._skipped = not fits and not module.training
         else:
             self._next_samples()
@@ -590,9 +601,9 @@ class Capture:
             self.graphs.skip()
         else:
             self.graphs.begin(args, kwargs)
-        watch = self._watch_input and rows == self.batch and not self._skipped
-        watch = watch and not self.graphs.active
-        return self._watched((args, kwargs)) if watch else None
+        if not self._watch_input or rows != self.batch or self._skipped or self.graphs.active:
+            return None
+        return self._watched((args, kwargs))
 
     def _watched(
         self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -634,10 +645,6 @@ class Capture:
         alone = type(output) is Tensor and holders_of(output) == self._fewest_holders
         return followed.leave(output, alone=alone)
 
-    def _after_any(self, *_: Any) -> None:
-        if not self.guard.running:
-            self.graphs.end()
-
     def is_last_hook(self) -> bool:
         """Whether nothing changes the module's output after ``_after_forward``."""
         last = next(reversed(self.module._forward_hooks.values()), None)
@@ -649,9 +656,9 @@ class Capture:
         All passes of the same samples do, or none. Narrow losses cannot hold every number.
         """
         if not self.captured:
-            wide = all(loss.dtype in (torch.float32, torch.float64) for loss in losses)
-            mean = self.unscaled and self.loss_reduction == "mean"
-            self.mean_undone = mean and wide and not self.has_half
+            mean = self.unscaled and self.loss_reduction == "mean" and not self.has_half
+            wide = torch.float32, torch.float64
+            self.mean_undone = mean and all(loss.dtype in wide for loss in losses)
         return self.mean_undone
 
     def loss_factor(self) -> float:

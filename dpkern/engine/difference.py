@@ -226,7 +226,8 @@ class DifferenceProbe:
         outcome.absorbed = self._lasting(base.left, others, absorbed)
         if full and rows and self.whole and not outcome.mixed and not outcome.absorbed:
             outcome.by_number = check_fewer_rows(
-                self.module, self._pass_and_back, self.arguments, self.batch, self._draws
+                *(self.module, self._pass_and_back, self.arguments, self.batch, self._draws),
+                base.output,
             )
 
     def _pass_and_back(self, arguments: Arguments) -> Any:

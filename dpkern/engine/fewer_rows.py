@@ -1,10 +1,11 @@
 """Check that a sample's output does not depend on the number of other samples.
 
 Replacing samples keeps their number, and so cannot expose a module that reads the size of its
-batch. The module therefore also runs on four samples of the batch and on two of these: the two must
-come out the same, up to the rounding of kernels that are blocked by size. They must also come out
-the same when the other two are NaN. Modules that draw random numbers draw others for another size,
-and are not compared.
+batch. The module therefore also runs on the first four samples of the batch, of which two are NaN:
+the other two must come out as in the whole batch, up to the rounding of kernels that are blocked by
+size. Where they do not, further passes tell what changes them, the size or NaN: on four samples, on
+two of these, and on four with two NaN. Modules that draw random numbers draw others for another
+size, and are not compared.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def check_fewer_rows(
     arguments: Arguments,
     batch: int,
     draws: RandomState,
+    whole: Any = None,
 ) -> UnsupportedModule | None:
-    """Compare the module's outputs on four and on two samples of the batch.
+    """Compare the module's outputs on few samples of the batch.
 
     Args:
         module: the module that the error names.
@@ -40,6 +42,7 @@ def check_fewer_rows(
         arguments: a batch, samples first.
         batch: number of samples.
         draws: the random state that ``call`` begins with.
+        whole: the module's output on the batch; None if it is not known.
 
     Returns:
         The error; None if the outputs agree or cannot be compared.
@@ -47,6 +50,12 @@ def check_fewer_rows(
     more, fewer = min(4, batch), min(4, batch) // 2
     if fewer == 0:
         return None
+    if whole is not None:
+        both = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
+        if both is not None and draws.changed():
+            return None
+        if both is not None and _all_comparable(whole, both, batch, more, fewer):
+            return None
     large = _outputs(call, first_rows(arguments, batch, more))
     if large is None or draws.changed():
         return None
@@ -92,6 +101,27 @@ def _all_agree(large: Any, small: Any, more: int, fewer: int) -> bool:
     return len(one) != len(two) or all(
         _agree(a, b, more, fewer) for a, b in zip(one, two, strict=True) if a.dim()
     )
+
+
+def _all_comparable(whole: Any, both: Any, batch: int, more: int, fewer: int) -> bool:
+    """Whether all tensors can be compared, and agree in the first samples.
+
+    Args:
+        whole, both: outputs on the batch, and on ``more`` samples of which ``fewer`` are numbers.
+    """
+    one, two = list(tensors_of(whole)), list(tensors_of(both))
+    for a, b in zip(one, two, strict=False):
+        if not (a.dim() and b.dim() and a.shape[0] and a.is_floating_point()):
+            return False
+        each = a.shape[0] // batch
+        if a.shape[0] != each * batch or b.shape[0] != each * more or a.shape[1:] != b.shape[1:]:
+            return False
+        b = b[: each * fewer]
+        if a.dtype is not b.dtype or not _agree(a[: each * more], b, more, fewer):
+            return False
+        if bool(b.isnan().any()):
+            return False  # the further passes tell whether it comes from the others
+    return bool(one) and len(one) == len(two)
 
 
 def first_rows(tree: Any, batch: int, count: int) -> Any:

@@ -142,8 +142,15 @@ class GraphCapture:
         else:
             self._hand_out(plan)
 
-    def end(self) -> None:
-        """Take back the taps that a pass did not use, which is over or failed."""
+    def end_of_pass(self, *_: Any) -> None:
+        """Take back the taps that a pass did not use, which is over or has failed.
+
+        A pass of a probe is none of its own.
+        """
+        if (self._compiled or self._suspended) and not self.capture.guard.running:
+            self._end()
+
+    def _end(self) -> None:
         if self._suspended:
             self._suspended = False
             resume()
@@ -308,11 +315,9 @@ class GraphCapture:
         before = Snapshot(capture.module)
         counts = [(slot, slot.uses, slot.indirect) for slot in capture.slots]
         expressions, activations = list(capture.expressions), capture.budget.activations
-        storages = capture._input_storages
+        inputs = capture._inputs
         args, kwargs = fresh((args, kwargs))
-        capture._input_storages = {
-            t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))
-        }
+        capture._inputs = tuple(tensors_in((args, kwargs)))
         try:
             if watched:
                 args, kwargs = capture._watched((args, kwargs)) or (args, kwargs)
@@ -325,7 +330,7 @@ class GraphCapture:
                 slot.uses, slot.indirect = uses, indirect
             capture.expressions[:] = expressions
             capture.budget.activations = activations
-            capture._input_storages, capture._watch_node = storages, None
+            capture._inputs, capture._watch_node = inputs, None
 
     # taps
 

@@ -14,6 +14,7 @@ from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
 from .outcome import ProbeOutcome
+from .pass_look import pass_look
 from .reachable import Snapshot
 from .replaced_rows import tensors_of
 from .state import StateGuard
@@ -53,6 +54,8 @@ class ForwardGuard:
         self._watched: Snapshot | None = None
         self._waiting: DifferenceProbe | None = None
         """A probe of which the running pass is a part."""
+        self._usual = False
+        """Whether the pass takes one tensor and found the module as the pass before left it."""
 
     @property
     def occasion(self) -> int:
@@ -105,12 +108,16 @@ class ForwardGuard:
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Probe a pass that begins with these arguments, before hooks other than the capture's."""
         self._watched = self._found = self._waiting = None
+        self._usual = False
         capture = self.capture
         if not self._attached or self._is_paused or capture.in_public:
             return
         recording = torch.is_grad_enabled()
-        occasions = self._occasions
+        occasions, quick = self._occasions, self.state.quick
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        if usual and recording and quick is not None and quick.before() and occasions.count_pass():
+            self._usual = True
+            return
         why = occasions.due(recording, _ONE_TENSOR if usual else _flags(args, kwargs))
         if occasions.refreshed != self._structure:
             self._structure = occasions.refreshed
@@ -118,6 +125,8 @@ class ForwardGuard:
             self.capture.look_again()
         self.state.before_pass()
         if why is None and (not recording or capture.any_rank is None):
+            unchanged = usual and recording and occasions.unchanged
+            self._usual = unchanged and occasions.is_known(True, _ONE_TENSOR)
             return
         batch = self._batch(args, kwargs)
         if not recording:
@@ -256,6 +265,9 @@ class ForwardGuard:
         """
         if self.running or self._is_paused or self.capture.in_public:
             return
+        state, occasions = self.state, self._occasions
+        if self._usual and state.quick is not None and state.quick.after():
+            return
         if self._waiting is not None:
             self._end_wait(output)
         if self._found is not None:
@@ -263,9 +275,11 @@ class ForwardGuard:
         if self._watched is not None:
             before, self._watched = self._watched, None
             self._check_state(before, args, kwargs)
-        self.state.after_pass()
-        if self._occasions.looks_behind:
-            self._occasions.settle()
+        state.after_pass()
+        if occasions.looks_behind:
+            occasions.settle()
+        elif self._usual:
+            state.quick = pass_look(occasions, state)
 
     def _check_state(self, before: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check that what a pass without gradients changed in the module follows no data."""

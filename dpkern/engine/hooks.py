@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .uncompiled import uncompiled
+from torch.compiler import is_dynamo_compiling
+
+from .uncompiled import get_eval_frame_callback, no_graph_begins_with, uncompiled
 
 
 class Hook:
@@ -14,12 +16,21 @@ class Hook:
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
-    @uncompiled  # the engine's own work is no part of a compiled module
     def __call__(self, *args: Any) -> Any:
+        """Call it: the engine's own work is no part of a compiled module."""
+        if not is_dynamo_compiling() and get_eval_frame_callback() is None:
+            return self.call(*args)  # as ``uncompiled`` does, with fewer calls
+        return self._outside(*args)
+
+    @uncompiled
+    def _outside(self, *args: Any) -> Any:
         return self.call(*args)
 
     def __reduce__(self) -> Any:
         return _no_hook, ()
+
+
+no_graph_begins_with(Hook.__call__)
 
 
 def _no_hook() -> Callable[..., None]:

@@ -231,10 +231,11 @@ class PrivateLoader(DataLoader[Any]):
         )
         if self.on_batch is not None:
             self.on_batch(yielded)
-        self.final = part.final
+        held = vars(self)  # not by __setattr__, which guards what a run must keep
+        held["final"] = part.final
         if part.first:
-            self.position += 1
-            self._place += 1
+            held["position"] += 1
+            held["_place"] += 1
         return batch if self.boundary is None else tracked_batch(batch, yielded, self.views)
 
     def _empty_batch(self, placeholder: bool) -> Any:

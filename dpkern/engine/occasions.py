@@ -46,6 +46,8 @@ class Occasions:
         self._gap = self._draw()
         self._seen = False
         """Whether there was a pass."""
+        self.unchanged = False
+        """Whether the last look has found the same objects everywhere."""
         self._contents: list[dict[Any, Any]] = []
         self._counts: list[int] = []
         self._values: list[Any] = []
@@ -87,6 +89,27 @@ class Occasions:
                 return "secret"
         return None
 
+    def is_known(self, recording: bool, given: Hashable) -> bool:
+        """Whether a pass with these flags, in the present combination, has been probed."""
+        return hash((self.combination, recording, given)) in self._known
+
+    def count_pass(self) -> bool:
+        """Count a training pass in which nothing has changed; False if it is due for a probe."""
+        if self._gap <= 1:
+            return False
+        self._gap -= 1
+        return True
+
+    @property
+    def seen_entries(self) -> TableEntries | None:
+        """All tables with what the last look has found in them."""
+        return self._entries if self._seen else None
+
+    @property
+    def trained_flags(self) -> tuple[list[Tensor], list[bool]]:
+        """All parameters, and whether the last look has found each of them trained."""
+        return self._parameters, self._trained
+
     def probed(self, recording: bool) -> None:
         """Record that the combination of this pass has been probed."""
         self._known.add(hash((self.combination, recording, self._given)))
@@ -122,7 +145,7 @@ class Occasions:
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
         self._hooks = [table for part in modules for table in _hooks(part)]
-        self._parameters = list(self.module.parameters())
+        self._parameters: list[Tensor] = list(self.module.parameters())
         tables = [table for part in modules for table in _tables(part)]
         self._empty = [table for table in tables if not table]
         self._tables = [*self._children, *(table for table in self._hooks if table)]
@@ -141,12 +164,14 @@ class Occasions:
 
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
+        self.unchanged = False
         if not self._seen:
             return False
-        with without_torch_function():  # a few calls that loop in C: this is in every pass
+        with without_torch_function():  # a few calls that loop in C
             if read(_TRAINED, self._parameters) != self._trained:
                 return False
-            return self._entries.same() or self._equal()
+            self.unchanged = self._entries.same()
+            return self.unchanged or self._equal()
 
     def _equal(self) -> bool:
         """Whether what is there now equals what was there, be it other objects."""

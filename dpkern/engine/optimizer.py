@@ -166,11 +166,16 @@ class OptimizerAdapter:
             with torch.enable_grad():
                 loss = closure()
         self.batches.check_step()
-        with without_torch_function(), torch.no_grad():
-            self._check_parameters()
-            self._close()
-            if self.batches.final:
-                self._release()
+        recording = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # torch.no_grad() in a tenth of its time
+        try:
+            with without_torch_function():
+                self._check_parameters()
+                self._close()
+                if self.batches.final:
+                    self._release()
+        finally:
+            torch._C._set_grad_enabled(recording)
         self.capture.loss_scale = 1.0
         self.batches.step_taken()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +19,27 @@ class RandomState:
     """
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        self._devices = set(devices)
+        state = torch.get_rng_state()
+        self._torch: list[tuple[Callable[[], torch.Tensor], torch.Tensor]] = [
+            (torch.get_rng_state, state)
+        ]
         self._restore: list[tuple[Callable[[Any], Any], Any]] = [
-            (torch.set_rng_state, torch.get_rng_state()),
+            (torch.set_rng_state, state),
             (random.setstate, random.getstate()),
         ]
-        for device in self._devices:
+        for device in set(devices):
             module: Any = getattr(torch, device.type, None)
             if device.type not in ("cpu", "meta") and hasattr(module, "get_rng_state"):
-                self._restore.append((_setter(module, device), module.get_rng_state(device)))
+                read = partial(module.get_rng_state, device)
+                self._torch.append((read, state := read()))
+                self._restore.append((_setter(module, device), state))
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             self._restore.append((numpy.random.set_state, numpy.random.get_state()))
 
     def changed(self) -> bool:
         """Whether something was drawn from torch's generators since."""
-        now = RandomState(self._devices)
-        pairs = zip(self._restore, now._restore, strict=True)
-        return any(
-            isinstance(one, torch.Tensor) and not torch.equal(one, other)
-            for (_, one), (_, other) in pairs
-        )
+        return any(not torch.equal(state, now()) for now, state in self._torch)
 
     def restore(self) -> None:
         """Put every generator back into the saved state."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,20 @@ from .hooks import Hook
 from .parameter import without_torch_function
 from .table_entries import Table, TableEntries, read
 
+if TYPE_CHECKING:
+    from .pass_look import PassLook
+
 SMALL = 1 << 20
 """Maximum bytes of a tensor whose content is compared around every public block."""
 
 _VERSION = Tensor._version
 
 _Place = tuple[str, Tensor]
-_Marks = tuple[list[int], list[int]]
+Marks = tuple[list[int], list[int]]
 """Identities and versions of tensors."""
+
+Left = tuple[TableEntries, list[Tensor], list[bool], Marks]
+"""Tables, tensors, whether each is not the engine's, and the marks that a pass has left."""
 
 
 class StateGuard:
@@ -54,9 +60,11 @@ class StateGuard:
         self._whole = whole
         self._approved: dict[str, tuple[int, torch.dtype]] = {}
         self._handles: list[Any] = []
-        self._left: _Marks | None = None
+        self._left: Marks | None = None
+        self.quick: PassLook | None = None
+        """Stands for ``before_pass`` and ``after_pass`` as long as nothing changes."""
         self._modules: list[tuple[str, nn.Module]] = []
-        self._entered: _Marks = ([], [])
+        self._entered: Marks = ([], [])
         self._ids: set[int] = set()
         self.refresh()
 
@@ -80,7 +88,7 @@ class StateGuard:
 
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
-        self._left = None
+        self._forget()
         self._ids = self._trained()
         self.refresh()
         self.approve()
@@ -106,9 +114,11 @@ class StateGuard:
         Raises:
             UnsupportedModule: names it.
         """
+        quick = self._seen_quickly()
         now = self._entered = self._marks()
         if self._left is None:
             return
+        self._left = quick or self._left
         (ids, versions), (known, left) = now, self._left
         if ids is known or ids == known:
             # Steps change trained parameters, which is the only change in most loops.
@@ -124,6 +134,7 @@ class StateGuard:
         Raises:
             UnsupportedModule: names it.
         """
+        self._entered = self._seen_quickly() or self._entered
         now, self._left = self._marks(), None
         if now != self._entered:
             names = self._unapproved(self._written(self._entered, now))
@@ -144,7 +155,7 @@ class StateGuard:
         after = self._looked()
         names = {name for name in after if after[name] != before.get(name)}
         self.approve({name for name in names if name in fine or name not in before})
-        self._left = None
+        self._forget()
 
     def check(self, prefix: str = "", part: nn.Module | None = None) -> None:
         """Refuse contents that were not approved, in one module or in all.
@@ -158,6 +169,23 @@ class StateGuard:
             self.on_finding(_changed(names, "since they were last checked"))
         self._check(names, "since they were last checked")
 
+    @property
+    def marks_left(self) -> Left | None:
+        """What the last pass has left; None where that is not known."""
+        if self._left is None or self._entries is None or self._left[0] is not self._own_ids:
+            return None
+        return self._entries, self._tensors, self._other, self._left
+
+    def _seen_quickly(self) -> Marks | None:
+        """End the quick looks; return what the last one has seen."""
+        quick, self.quick = self.quick, None
+        return None if quick is None else quick.marks()
+
+    def _forget(self) -> None:
+        """Take what is there before the next pass as it is."""
+        self._entered = self._seen_quickly() or self._entered
+        self._left = None
+
     def _check(self, names: list[str], when: str) -> None:
         if names:
             raise _changed(names, when)
@@ -170,7 +198,7 @@ class StateGuard:
             dot = f"{name}." if name else ""
             own = {dot + n for table in (part._parameters, part._buffers) for n in table}
             self.approve(own)
-            self._left = None
+            self._forget()
 
         hooked: Any = part  # torch leaves these two without types
         self._handles += [
@@ -205,7 +233,7 @@ class StateGuard:
             if id(tensor) not in self._ids and readable(tensor):
                 yield name, tensor
 
-    def _marks(self) -> _Marks:
+    def _marks(self) -> Marks:
         """Return identity and version of every parameter and buffer."""
         if self._entries is None or not self._entries.same():
             tables = self._tables_of_all if self._whole() else self._buffers
@@ -220,7 +248,7 @@ class StateGuard:
                 versions = [-1 if t.is_inference() else t._version for t in self._tensors]
         return self._own_ids, versions
 
-    def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
+    def _written(self, before: Marks, now: Marks, *, trained: bool = False) -> list[_Place]:
         """Return the tensors whose mark has changed: trained parameters, or all others."""
         ids, versions = now
         if ids == before[0]:

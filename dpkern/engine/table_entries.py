@@ -24,16 +24,16 @@ class TableEntries:
         tables: the dicts; what they hold stays alive as long as this.
     """
 
-    __slots__ = ("_entries", "_look", "_tables")
+    __slots__ = ("_look", "entries", "tables")
 
     def __init__(self, tables: Iterable[Table]) -> None:
-        self._tables = list(tables)
-        self._entries = [tuple(chain.from_iterable(table.items())) for table in self._tables]
+        self.tables = list(tables)
+        self.entries = [tuple(chain.from_iterable(table.items())) for table in self.tables]
         self._look = direct.look("same_entries") or same_entries
 
     def same(self) -> bool:
         """Whether each holds the same keys and values, as the same objects in the same order."""
-        return bool(self._look(self._tables, self._entries))
+        return bool(self._look(self.tables, self.entries))
 
 
 def read_each(attribute: Any, objects: list[Any]) -> list[Any]:

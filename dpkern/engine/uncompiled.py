@@ -30,6 +30,14 @@ _SUSPENDED: list[Any] = []
 _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 
 
+def no_graph_begins_with(function: Function) -> None:
+    """Let no graph begin with this function's frame, as it would break at once.
+
+    Inside other graphs it is traced.
+    """
+    set_code_exec_strategy(function.__code__, _ALONE)
+
+
 def uncompiled(function: Function) -> Function:
     """Return the function such that ``torch.compile`` breaks its graphs at it.
 
@@ -70,8 +78,7 @@ def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]
                 _SUSPENDED[0] = _SUSPENDED[0] or set_eval_frame(None)
             return result
 
-        # No graph begins with this frame, which would break at once. Inside others it is traced.
-        set_code_exec_strategy(run.__code__, _ALONE)
+        no_graph_begins_with(run)
         return update_wrapper(run, function)
 
     return decorate

@@ -67,7 +67,28 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_second_replacement_runs_on_part_of_the_batch(sizes: list[int]) -> None:
     passes(Model(torch.tanh))
     # The pass itself is the one with nothing replaced.
-    assert sizes == [B, PART, PART, 4, 2, 4]
+    assert sizes == [B, PART, PART, 4]
+
+
+def test_what_few_samples_change_is_looked_into(sizes: list[int]) -> None:
+    with pytest.raises(UnsupportedModule, match="of another size"):
+        passes(Model(lambda h: h * len(h)))
+    assert sizes[:6] == [B, PART, PART, 4, 4, 2]
+    sizes.clear()
+    with pytest.raises(UnsupportedModule, match="not finite"):
+        passes(Model(spoiled))
+    assert sizes[:7] == [B, PART, PART, 4, 4, 2, 4]
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_a_size_below_which_all_is_the_same_is_found(least: int) -> None:
+    with pytest.raises(UnsupportedModule, match="of another size"):
+        passes(Model(lambda h: h / max(len(h), least)))
+
+
+def spoiled(h: Tensor) -> Tensor:
+    """One sample that is not finite spoils the rows of all."""
+    return h if h.detach().isfinite().all() else h * float("nan")
 
 
 def capacity(h: Tensor) -> Tensor:
@@ -105,7 +126,7 @@ def test_secret_probes_run_on_the_whole_batch_or_on_part(
 ) -> None:
     monkeypatch.setattr(difference, "WHOLE", whole)
     passes(Model(torch.tanh), secret=True)
-    assert sizes[6:] == ([B, B] if whole else [PART, PART])
+    assert sizes[4:] == ([B, B] if whole else [PART, PART])
 
 
 class Writes(nn.Module):

@@ -10,7 +10,9 @@ import pytest
 from dpkern.engine import padding
 from dpkern.engine.guard import ForwardGuard
 from dpkern.engine.occasions import Occasions
+from dpkern.engine.pass_look import PassLook
 from dpkern.engine.provenance import boundary, leaves, losses, tensor
+from dpkern.engine.provenance.loss_check import LossCheck
 from dpkern.engine.reachable import Snapshot
 from dpkern.engine.table_entries import TableEntries
 from tests.engine.guards import changes
@@ -33,6 +35,8 @@ def take_the_long_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Snapshot, "_still_holds", lambda self, trusted: False)
     patch.setattr(ForwardGuard, "_wait", lambda *args: False)
     patch.setattr(TableEntries, "same", lambda self: False)
+    patch.setattr(PassLook, "before", lambda self: False)
+    patch.setattr(LossCheck, "_is_of_outputs_alone", lambda self, loss: False)
 
 
 def told(world: World) -> tuple[Any, ...]:
@@ -103,6 +107,22 @@ def no_entries(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableEntries, "same", lambda self: True)
 
 
+def any_loss(patch: pytest.MonkeyPatch) -> None:
+    """Take every loss for one of the outputs alone."""
+    patch.setattr(LossCheck, "_is_of_outputs_alone", lambda self, loss: True)
+
+
+def blind_after(patch: pytest.MonkeyPatch) -> None:
+    """Look at nothing behind the usual pass."""
+    patch.setattr(PassLook, "after", lambda self: True)
+
+
+def blind(patch: pytest.MonkeyPatch) -> None:
+    """Look at nothing in front of the usual pass either."""
+    blind_after(patch)
+    patch.setattr(PassLook, "before", lambda self: True)
+
+
 BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
     rows_of_any_state: ("mixup", "standardisation"),
     targets_of_any_state: ("targets of other records",),
@@ -112,6 +132,26 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
         "another forward",
         "a flag that mixes",
         "a mode that mixes",
+    ),
+    any_loss: (
+        "a trained temperature",
+        "a trained head",
+        "a trained term in place",
+        "outputs scaled in place",
+        "targets with trained weights",
+    ),
+    blind: (
+        "a hook in front that mixes",
+        "another forward",
+        "a flag that mixes",
+        "a mode that mixes",
+        "another buffer",
+        "a buffer written between",
+    ),
+    blind_after: (
+        "a buffer written within",
+        "a buffer replaced within",
+        "a parameter written within",
     ),
     no_versions: ("a buffer written between",),
     no_entries: (

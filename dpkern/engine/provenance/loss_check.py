@@ -59,13 +59,21 @@ class LossCheck:
                 continue
             if not state.rescaled and state.reduction != declared and batch.in_pass > 1:
                 raise other_reduction(declared, state.reduction)
-            self._check_divisors(state, number, declared)
+            error = self._divisors.check(state, number, declared)
+            if error is not None:
+                self.capture.guard.report_late(str(error))
+                raise error
         self._passes += 1
         for loss in losses:
-            self._leaves.check(loss, self.outputs, self.assume, whole=self._passes < 3)
+            whole = self._passes < 3
+            if whole or not self._is_of_outputs_alone(loss):
+                self._leaves.check(loss, self.outputs, self.assume, whole=whole)
 
-    def _check_divisors(self, state: RecordSum, number: int, declared: str) -> None:
-        error = self._divisors.check(state, number, declared)
-        if error is not None:
-            self.capture.guard.report_late(str(error))
-            raise error
+    def _is_of_outputs_alone(self, loss: Tensor) -> bool:
+        """Whether the loss is what a loss function has made of one of the outputs alone.
+
+        What has changed the output since would stand between the two, and what has changed the loss
+        has counted its version up.
+        """
+        made_of = getattr(loss, "_made_of", None)
+        return made_of is not None and made_of in self.outputs and loss._version == 0

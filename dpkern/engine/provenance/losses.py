@@ -105,15 +105,22 @@ def usual_cross_entropy(
     if not (given("weight") is given("size_average") is given("reduce") is None):
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        dims = x.dim()
+        dims = len(x.shape)
         if dims < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
             return None
-        loss = func(x, target, **kwargs)
+        ignored, smoothing = kwargs["ignore_index"], kwargs["label_smoothing"]
+        loss = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
         shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
-        return retrack(loss, RecordSum(batch, "mean", False, shares))
+        retrack(loss, RecordSum(batch, "mean", False, shares))
+        if not target.requires_grad:
+            loss._made_of = x.grad_fn  # type: ignore[attr-defined]
+        return loss
 
 
 _ONE = frozenset((1,))
+_MEAN = 1
+_cross_entropy: Any = torch._C._nn.cross_entropy_loss
+"""The operation that ``F.cross_entropy`` runs."""
 
 USUAL[F.cross_entropy] = usual_cross_entropy
 

@@ -73,13 +73,17 @@ CallSite = tuple[tuple[int, int], ...]
 """The frames of a call: each code object, by ``id``, with the place of its instruction."""
 
 
-def call_site(depth: int = 4) -> CallSite:
+def call_site(depth: int = 4, *, ours: int = 0) -> CallSite:
     """Return the instructions of the user's code that the running call comes from.
 
     Loops that call the same library for several losses differ in their own frames.
+
+    Args:
+        depth: maximum number of frames.
+        ours: number of calls, from the caller's on, that are known to be dpkern's.
     """
     found: list[tuple[int, int]] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1 + ours)
     while frame is not None and len(found) < depth:
         code = frame.f_code
         known = _CODES.get(id(code))

@@ -62,6 +62,11 @@ class YieldedBatch:
         boundary: boundary of the module that it is for; None outside an engine.
     """
 
+    __slots__ = (
+        *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows"),
+        *("in_pass", "has_chosen_rows", "__weakref__"),
+    )
+
     def __init__(
         self,
         size: int,
@@ -80,7 +85,7 @@ class YieldedBatch:
         """The position of every record in the batch."""
         self.each = PerRecord(self, self.all)
         """The state of rows that are the records in their order."""
-        self.rows = Rows(self, self.all, self.all, None, count)
+        self.rows = _new_rows(Rows, (self, self.all, self.all, None, count))
         """The rows of a pass with all records in their order."""
         self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
@@ -104,6 +109,9 @@ class Rows(NamedTuple):
     records: Ids
     order: Ids | None
     counts: frozenset[int]
+
+
+_new_rows = tuple.__new__  # Rows(...) with a call less, for every batch
 
 
 @dataclass(slots=True, eq=False)

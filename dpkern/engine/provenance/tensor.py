@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from ..uncompiled import uncompiled
+from ..uncompiled import get_eval_frame_callback, no_graph_begins_with, uncompiled
 from .states import State
 
 Function = Callable[..., Any]
@@ -34,7 +35,6 @@ class TrackedTensor(Tensor):
     """Number of the write (``aliases``) that the state takes into account."""
 
     @classmethod
-    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -42,6 +42,8 @@ class TrackedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
+            return _outside_of_graphs(func, args, kwargs)
         try:
             usual = USUAL.get(func)
         except TypeError:  # not hashable
@@ -65,7 +67,7 @@ class TrackedTensor(Tensor):
             state, self.__class__ = self._state, Tensor  # type: ignore[assignment]
 
             def run(factor: int | None = None) -> None:
-                Tensor.backward(self, None if factor is None else torch.full_like(self, factor))  # type: ignore[no-untyped-call]
+                _backward(self, factor)
 
             try:
                 batch.boundary.backward([self], [state], run, frees=True)
@@ -87,6 +89,37 @@ class TrackedTensor(Tensor):
 
     def __format__(self, form: str) -> str:
         return format(untracked(self).detach(), form)
+
+
+no_graph_begins_with(TrackedTensor.__torch_function__.__func__)  # type: ignore[attr-defined]
+
+
+@uncompiled  # torch.compile breaks its graph here
+def _outside_of_graphs(
+    func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    return _RUN[0](func, args, {} if kwargs is None else dict(kwargs))
+
+
+_run_backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+
+
+def _backward(loss: Tensor, factor: int | None) -> None:
+    """Run the backward pass of an ordinary tensor; its gradient starts as ``factor``, or as 1."""
+    usual = (
+        _run_backward is not None
+        and loss.requires_grad
+        and not loss.dim()
+        and loss.is_floating_point()
+        and not torch._C._is_torch_function_mode_enabled()
+        and not torch._C._are_functorch_transforms_active()
+    )
+    if not usual or _run_backward is None:
+        Tensor.backward(loss, None if factor is None else torch.full_like(loss, factor))  # type: ignore[no-untyped-call]
+        return
+    # What Tensor.backward comes to after a dozen calls.
+    start = torch.ones_like(loss) if factor is None else torch.full_like(loss, factor)
+    _run_backward((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 Usual = Callable[[Function, Sequence[Any], "Mapping[str, Any] | None"], Any]

@@ -233,7 +233,7 @@ class Plan:
         """The largest M of all blocks: what one sample can add to one entry of an integer sum."""
         return max((block.integer_bound or 0 for block in self.blocks), default=0)
 
-    @property
+    @cached_property
     def scales(self) -> tuple[float, ...]:
         """Certified noise scale per block."""
         return tuple(block.noise_scale for block in self.blocks)
@@ -243,7 +243,7 @@ class Plan:
         """Lattice unit per block."""
         return tuple(block.unit for block in self.blocks)
 
-    @property
+    @cached_property
     def positions(self) -> tuple[int, ...]:
         """First noise coordinate per block."""
         return tuple(block.first_position for block in self.blocks)

@@ -265,6 +265,19 @@ def a_trained_term_in_place(model: nn.Module, x: Tensor, y: Tensor, kept: list[A
     return loss
 
 
+@refused(PrivacyError, "no trained tensor besides the parameters")
+def outputs_scaled_in_place(model: nn.Module, x: Tensor, y: Tensor, kept: list[Any]) -> Tensor:
+    output = model(x)
+    output.mul_(nn.Parameter(torch.ones(())))
+    return F.cross_entropy(output, y)
+
+
+@refused(PrivacyError, "no trained tensor besides the parameters")
+def targets_with_trained_weights(model: nn.Module, x: Tensor, y: Tensor, kept: list[Any]) -> Tensor:
+    weights = nn.Parameter(torch.ones(CLASSES))
+    return F.cross_entropy(model(x), F.one_hot(y, CLASSES).float() * weights)
+
+
 # the module
 
 
@@ -347,3 +360,54 @@ def a_flag_that_remembers(w: World) -> None:
 
     model = Between(middle, shift=torch.zeros(HIDDEN), remembering=False)
     late(w, same, model, begin=lambda model: setattr(model, "remembering", True))
+
+
+def writing(write: Callable[[nn.Module, Tensor], Any]) -> Callable[[World], None]:
+    """Make a loop whose module writes in its passes, once nothing that is an attribute says so."""
+
+    def run(w: World) -> None:
+        armed: list[bool] = []
+
+        def middle(m: nn.Module, h: Tensor) -> Tensor:
+            if armed:
+                with torch.no_grad():
+                    write(m, h.detach())
+            return h
+
+        late(w, same, Between(middle, shift=torch.zeros(HIDDEN)), lambda _: armed.append(True))
+
+    return run
+
+
+@TABLE.refused(UnsupportedModule, texts.CONTENTS, after=GOOD)
+def a_buffer_written_within(w: World) -> None:
+    writing(lambda m, h: m.shift.copy_(h.mean(0)))(w)
+
+
+@TABLE.refused(UnsupportedModule, texts.CONTENTS, after=GOOD)
+def a_buffer_replaced_within(w: World) -> None:
+    writing(lambda m, h: setattr(m, "shift", h.mean(0)))(w)
+
+
+@TABLE.refused(UnsupportedModule, texts.CONTENTS, after=GOOD)
+def a_parameter_written_within(w: World) -> None:
+    writing(lambda m, h: m.before.bias.add_(h.mean(0)))(w)
+
+
+@TABLE.right()
+def evaluation_between(w: World) -> None:
+    def turn(model: nn.Module, x: Tensor, y: Tensor, kept: list[Any]) -> Tensor:
+        with torch.no_grad():
+            model(x)
+        return usual(model, x, y)
+
+    late(w, turn)
+
+
+@TABLE.right()
+def weights_loaded_between(w: World) -> None:
+    def turn(model: nn.Module, x: Tensor, y: Tensor, kept: list[Any]) -> Tensor:
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        return usual(model, x, y)
+
+    late(w, turn, Between(lambda m, h: h + m.shift, shift=torch.zeros(HIDDEN)))
