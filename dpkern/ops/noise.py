@@ -162,6 +162,40 @@ def rounding_bits(
     return made.to(device) if out is None else out.copy_(made)
 
 
+def _check_source(
+    draws: Draws, position: int, count: int, device: Device, out: Tensor | None
+) -> None:
+    check_draws("draws", draws, position, position + count, torch.device("cpu"))
+
+
+@op(check=_check_source)
+def source_draws(
+    draws: Draws,
+    *,
+    position: Position,
+    count: Count,
+    device: Device = "cpu",
+    out: Int32[Tensor, "count", written] | None = None,
+) -> Int32[Tensor, "values: count"]:
+    """Return the raw integer draws ``X`` of a noise source, int32 ``[count]``, in units of ``u``.
+
+    Args:
+        draws: what the source handed out for one step: prefetched draws, or a table and what it is
+            read by. It lies in the CPU's memory.
+        position: index of the first coordinate.
+        count: how many; 0 gives an empty tensor.
+        device: where the result goes.
+        out: written and returned instead of a new tensor: int32 ``[count]`` on ``device``.
+
+    Raises:
+        InvalidInput: draws of other positions, draws that were taken back, a negative number, no
+            device, or an ``out`` that does not fit.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same draws.
+    """
+    made = draws.at(position, count)
+    return made.to(device) if out is None else out.copy_(made)
+
+
 def _check_add_noise(
     x: Tensor,
     stream: Stream,
@@ -176,7 +210,7 @@ def _check_add_noise(
     if type(stream) is not Stream:
         check_stream(stream=stream)
     if draws is not None:
-        check_draws("draws", draws, position, position + x.numel(), x.device)
+        check_draws("draws", draws, position, position + x.numel(), x.device, distribution)
     if x.dtype in INTEGERS:
         if scale is not None:
             raise InvalidInput(
@@ -271,5 +305,6 @@ __all__ = [
     "noise_words",
     "rounding_bits",
     "rounding_words",
+    "source_draws",
     "tiles",
 ]

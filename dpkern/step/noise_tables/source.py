@@ -221,6 +221,15 @@ class NoiseSource(ABC):
     def _made(self, step: int) -> Draws:
         """Return the draws of this step; a source's own lock is held."""
 
+    def _placed(self, draws: Draws) -> Draws:
+        """Return these draws for kernels that read a table, and in a device's memory for others."""
+        assert self._layout is not None
+        layout = self._layout
+        if layout.device.type == "cpu":
+            return draws
+        place: dict[str, Any] = {"position": layout.first, "count": layout.count}
+        return Draws(layout.first, noise.source_draws(draws, device=layout.device, **place))
+
     def _begin(self, step: int) -> None:  # noqa: B027
         """Begin with this step, if the source works ahead."""
 
@@ -301,6 +310,12 @@ class NoiseSource(ABC):
         self._refuse("a source that stays where it was made", "a copy or a pickle")
 
 
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory under a tensor of its own, which can be emptied alone."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor)  # type: ignore[call-overload, no-any-return]
+
+
 def check_source(source: object) -> None:
     """Check that this is a noise source, or None.
 
@@ -316,4 +331,4 @@ def check_source(source: object) -> None:
         )
 
 
-__all__ = ["Layout", "NoiseSource", "check_source"]
+__all__ = ["Layout", "NoiseSource", "alias", "check_source"]
