@@ -7,6 +7,7 @@ Usage::
     python -m benchmarks host [MODEL ...] ...               what privacy adds on the host
     python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
     python -m benchmarks ring [--parameters N]              noise prefetched by a second thread
+    python -m benchmarks noise-tables [--rounds N]          draws by source, tables included
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
@@ -29,7 +30,15 @@ import dpkern
 from dpkern.ops.backends import cpu
 
 from . import calls as op_calls
-from . import guard_report, host_report, ring_speed, spectral_report, spof_speed, step_report
+from . import (
+    guard_report,
+    host_report,
+    noise_tables_speed,
+    ring_speed,
+    spectral_report,
+    spof_speed,
+    step_report,
+)
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -218,6 +227,18 @@ def ring(
     machine = this_machine()
     table = ring_speed.markdown(machine, rows)
     write(path or RESULTS / "ring.json", {"machine": machine, "rows": rows}, table)
+
+
+@app.command()
+def noise_tables(
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time draws by their source: inline, prefetched, a cumulative table, a table of samples."""
+    machine = this_machine() | {"cores": 1, "load": noise_tables_speed.load()}
+    rows = noise_tables_speed.measured(rounds)
+    table = noise_tables_speed.markdown(machine, rows)
+    write(path or RESULTS / "noise-tables.json", {"machine": machine, "rows": rows}, table)
 
 
 @app.command()
