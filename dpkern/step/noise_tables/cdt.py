@@ -90,11 +90,12 @@ class CdtTable(NoiseSource):
         assert self._key is not None
         assert self._layout is not None
         layout = self._layout
-        stream = self._key.stream(Purpose.TABLES, step)
+        number, first = layout.place(step)
+        stream = self._key.stream(Purpose.TABLES, number)
         table = alias(self._laws[layout.law].table)
         self._consumed += WORDS_PER_DRAW * layout.count
-        self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(layout.first, layout.count)
-        return self._placed(CdtDraws(layout.first, table, stream=stream, distribution=layout.law))
+        self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(first, layout.count)
+        return self._placed(CdtDraws(first, table, stream=stream, distribution=layout.law))
 
 
 @dataclass(frozen=True)

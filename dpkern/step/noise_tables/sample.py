@@ -7,7 +7,7 @@ non-private.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ...privacy.accounting.events import EventSpec
 from ...privacy.accounting.history import NOTHING
 from ...privacy.mechanisms.plan import Plan
 from ._table import SCALE_BITS, TableShape
-from .source import NoiseSource, alias
+from .source import Layout, NoiseSource, alias
 
 SAMPLES, POINTER, MASK = 1, 2, 3
 """Their stream numbers; 0 is that of fresh indices."""
@@ -42,14 +42,14 @@ class SampleTable(NoiseSource):
 
     Args:
         shape: contents and reading order; its ``distribution`` is what the samples look like,
-            whatever the mechanism asks for.
+            whatever the mechanism asks for. None is 2^16 samples of the law that it asks for.
     """
 
-    name = "samples"
+    name = "table"
 
     def __init__(self, shape: TableShape | None = None) -> None:
         super().__init__()
-        self.shape = TableShape() if shape is None else shape
+        self.shape, self._follows = shape or TableShape(), shape is None
         self._table = self._order = torch.empty(0, dtype=torch.int16)
         self._start = 0
         self._reads = 0
@@ -57,9 +57,14 @@ class SampleTable(NoiseSource):
     def covered(self, plan: Plan) -> Accountable:
         return _Uncovered(plan, self.warning)
 
+    def bind(self, key: Key, layout: Layout, *, backend: str | None = None) -> None:
+        super().bind(key, layout, backend=backend)
+        if self._follows:
+            self.shape = replace(self.shape, distribution=layout.law)
+
     @property
     def settings(self) -> tuple[object, ...]:
-        return self.name, self.shape
+        return self.name, None if self._follows else self.shape
 
     def words(self, plan: Plan) -> dict[str, int]:
         """Return keystream words of the rounding alone: nothing else is fresh."""
@@ -93,8 +98,9 @@ class SampleTable(NoiseSource):
     def _made(self, step: int) -> Draws:
         self._begin(step)
         assert self._layout is not None
-        first, count = self._layout.first, self._layout.count
-        before = count * (step - 1)  # reads of the steps before this one
+        (_, first), count = self._layout.place(step), self._layout.count
+        # Reads of the steps before this one; blocks of one stream are numbered from 0.
+        before = count * (step if self._layout.one_stream is not None else step - 1)
         if self.shape.scrambled:
             pointer = (self._start + self.shape.stride * before) % self.shape.entries
             reads = max(1, min(count, self.shape.period))
