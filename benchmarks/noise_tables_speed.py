@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dpkern.base.laws import Distribution
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import noise, update
 from dpkern.ops._draws import Draws
@@ -29,24 +30,25 @@ WORD_BITS = (32, 64, 124)
 Turns = dict[str, Callable[[], Any]]
 
 
-def shape_of(size: int, **more: Any) -> TableShape:
+def shape_of(size: int, law: str = "gaussian") -> TableShape:
     """Return a table of 16-bit samples of so many bytes, with a stride that no cache likes."""
     entries = size // 2
-    return TableShape(entries=entries, stride=entries // 2 + 1, distribution="gaussian", **more)
+    return TableShape(entries=entries, stride=entries // 2 + 1, distribution=law)
 
 
-def sources(count: int) -> dict[str, Draws]:
+def sources(count: int, law: Distribution = "gaussian") -> dict[str, Draws]:
     """Return draws of every source, at positions 0 to ``count``."""
     key = Key.from_unsafe_seed(SEED)
-    layout = Layout.of("gaussian", (0,), (count,), "cpu", rounding=False)
-    tables = {f"table {size >> 10} KiB": SampleTable(shape_of(size)) for size in TABLE_BYTES}
+    layout = Layout.of(law, (0,), (count,), "cpu", rounding=False)
+    tables = {f"table {size >> 10} KiB": SampleTable(shape_of(size, law)) for size in TABLE_BYTES}
     made: dict[str, Draws] = {}
     cumulative = {f"cdt {bits} bits": CdtTable(word_bits=bits) for bits in WORD_BITS}
     for name, source in {**tables, **cumulative}.items():
         source.bind(key, layout)
         made[name] = source.take(STEP)
-    stream = key.stream(Purpose.NOISE, STEP)
-    made["ring (a copy)"] = Draws(0, noise.lattice_draws(stream, position=0, count=count))
+    given: dict[str, Any] = {"position": 0, "count": count, "distribution": law}
+    values = noise.lattice_draws(key.stream(Purpose.NOISE, STEP), **given)
+    made["ring (a copy)"] = Draws(0, values)
     return made
 
 
@@ -71,7 +73,7 @@ def verify(made: dict[str, Draws], count: int) -> None:
         raise SystemExit("the table differs from the literal circuit")
 
 
-def drawing(made: dict[str, Draws], count: int) -> Turns:
+def drawing(made: dict[str, Draws], count: int, law: Distribution = "gaussian") -> Turns:
     """Return turns of ``TOTAL`` draws into an array of ``count``."""
     out = torch.empty(count, dtype=torch.int32)
     stream = Key.from_unsafe_seed(SEED).stream(Purpose.NOISE, STEP)
@@ -84,7 +86,8 @@ def drawing(made: dict[str, Draws], count: int) -> Turns:
 
         return turn
 
-    turns = {"inline": repeated(lambda: noise.lattice_draws(stream, **place))}
+    inline = repeated(lambda: noise.lattice_draws(stream, distribution=law, **place))
+    turns: Turns = {"inline": inline}
     for name, draws in made.items():
         turns[name] = repeated(lambda draws=draws: noise.source_draws(draws, **place))
     return turns
@@ -148,9 +151,11 @@ def measured(rounds: int) -> list[dict[str, Any]]:
     before, isa = torch.get_num_threads(), cpu.isa()
     torch.set_num_threads(1)
     small, middle, large = sources(PIECE), sources(UPDATED), sources(TOTAL)
+    laplace = sources(PIECE, "laplace")
     verify(small, PIECE)
     uses: dict[str, Turns] = {
         "draws, in the cache": drawing(small, PIECE),
+        "Laplace draws, in the cache": drawing(laplace, PIECE, "laplace"),
         "draws, 64 MiB": drawing(large, TOTAL),
         "add_noise int32": adding(small, torch.int32),
         "add_noise float32": adding(small, torch.float32),
