@@ -88,7 +88,7 @@ def check_noise(
         last = end if quadratic else noise.position
         check_draws("noise.draws", noise.draws, noise.position, last, like.device, "laplace")
     if noise.draws is None or noise.draws.rounding is None:
-        check_rounding("noise.rounding", noise.rounding, noise.stream)
+        check_rounding("noise.rounding", noise.rounding, noise.stream, noise.draws)
     check_recording(like.device)
 
 

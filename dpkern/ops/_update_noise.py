@@ -124,7 +124,7 @@ def check_noise(
     floats = sums[0].dtype not in INTEGERS
     made = noise.draws is not None and noise.draws.rounding is not None
     if floats and not made:
-        check_rounding("noise.rounding", noise.rounding, noise.stream)
+        check_rounding("noise.rounding", noise.rounding, noise.stream, noise.draws)
     device = params[0].device
     if noise.step_counter is not None:
         _step_counter.check_step_counter("noise.step_counter", noise.step_counter, device)

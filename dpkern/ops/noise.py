@@ -16,7 +16,7 @@ from ..base.place import check_recording
 from ..base.rng import Stream
 from ..base.signature import Count, Device, Int16, Int32, Noised, Position, Scale, written
 from . import _lattice
-from ._draws import Draws, check_draws
+from ._draws import CdtDraws, Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
 
@@ -24,8 +24,8 @@ INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
 
 
-def check_rounding(name: str, rounding: object, stream: Stream) -> None:
-    """Check that a stream for stochastic rounding is not the noise's.
+def check_rounding(name: str, rounding: object, stream: Stream, draws: Draws | None = None) -> None:
+    """Check that a stream for stochastic rounding is not the noise's, nor that of its draws.
 
     Raises:
         InvalidInput: no stream.
@@ -33,7 +33,10 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
     """
     check_stream(**{name: rounding})
     assert isinstance(rounding, Stream)
-    if rounding.packed()[:3] == stream.packed()[:3]:
+    others = [stream]
+    if isinstance(draws, CdtDraws) and draws.stream is not None:
+        others.append(draws.stream)
+    if any(rounding.packed()[:3] == other.packed()[:3] for other in others):
         raise PrivacyError(
             name,
             expected="a stream of its own",
@@ -227,8 +230,8 @@ def _check_add_noise(
         check_scale("scale", scale)
     if draws is not None and draws.rounding is not None:
         return
-    if type(rounding) is not Stream or rounding.n0 == stream.n0:
-        check_rounding("rounding", rounding, stream)
+    if type(rounding) is not Stream or rounding.n0 == stream.n0 or draws is not None:
+        check_rounding("rounding", rounding, stream, draws)
 
 
 @op(check=_check_add_noise)

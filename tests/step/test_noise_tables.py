@@ -533,6 +533,46 @@ def test_tables_serve_updates_of_ones_own(backend: str) -> None:
     assert not torch.equal(*results.values())
 
 
+SAMPLES = SampleReads(0, torch.zeros(8, dtype=torch.int16), cursor=1, shift=3)
+LOOKED_UP = CdtDraws(
+    0,
+    CdtLaw("laplace", 16).table,
+    stream=testing.KEY.stream(Purpose.TABLES, 1),
+    distribution="laplace",
+)
+BAD_DRAWS: dict[str, tuple[update.Draws, str]] = {
+    "taken back": (replace(SAMPLES, values=SAMPLES.values[:0]), r"draws\.values"),
+    "guide alone": (replace(LOOKED_UP, values=LOOKED_UP.values[:4096]), r"draws\.values"),
+    "broken": (replace(LOOKED_UP, values=LOOKED_UP.values[:-1]), r"draws\.values"),
+    "dtype": (replace(SAMPLES, values=SAMPLES.values.long()), r"draws\.values"),
+    "strides": (replace(SAMPLES, values=SAMPLES.values[::2]), r"draws\.values"),
+    "cursor": (replace(SAMPLES, cursor=8), "cursor"),
+    "shift": (replace(SAMPLES, shift=32), "shift"),
+    "rounding": (replace(SAMPLES, rounding=SAMPLES.values), "rounding"),
+    "no stream": (replace(LOOKED_UP, stream=None), "stream"),
+    "another law": (LOOKED_UP, "distribution"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DRAWS)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_draws_of_no_use_are_refused(name: str, backend: str) -> None:
+    draws, field = BAD_DRAWS[name]
+    stream = testing.KEY.stream(Purpose.NOISE, 1)
+    x = torch.zeros(5, dtype=torch.int32)
+    with pytest.raises(InvalidInput, match=field):
+        noise.add_noise(x, stream=stream, draws=draws, backend=backend)
+    assert not x.any()
+
+
+def test_no_word_both_looks_up_and_rounds() -> None:
+    streams = {"stream": testing.KEY.stream(Purpose.NOISE, 1), "rounding": LOOKED_UP.stream}
+    with pytest.raises(PrivacyError, match="a stream of its own"):
+        noise.add_noise(
+            torch.zeros(5), scale=1.0, distribution="laplace", draws=LOOKED_UP, **streams
+        )
+
+
 # reports
 
 
