@@ -7,6 +7,7 @@ Usage::
     python -m benchmarks host [MODEL ...] ...               what privacy adds on the host
     python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
     python -m benchmarks ring [--parameters N]              noise prefetched by a second thread
+    python -m benchmarks noise-tables [--rounds N]          draws by source, tables included
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
@@ -32,6 +33,7 @@ from . import calls as op_calls
 from . import (
     guard_report,
     host_report,
+    noise_tables_speed,
     readme_table,
     ring_speed,
     spectral_report,
@@ -228,6 +230,18 @@ def ring(
     machine = this_machine()
     table = ring_speed.markdown(machine, rows)
     write(path or RESULTS / "ring.json", {"machine": machine, "rows": rows}, table)
+
+
+@app.command()
+def noise_tables(
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time draws by their source: inline, prefetched, a cumulative table, a table of samples."""
+    machine = this_machine() | {"cores": 1, "load": noise_tables_speed.load()}
+    rows = noise_tables_speed.measured(rounds)
+    table = noise_tables_speed.markdown(machine, rows)
+    write(path or RESULTS / "noise-tables.json", {"machine": machine, "rows": rows}, table)
 
 
 @app.command()

@@ -347,6 +347,7 @@ def test_tables_of_objectives() -> None:
         "scale_at_least": 1.0,
         "scale_at_most": 1.0,
         "scale_depends_on_the_record": False,
+        "source": "inline",
         "released": "",
         "schedule": "",
         "law": "",

@@ -33,6 +33,11 @@ py::tuple lattice_draws(Address out, const py::bytes& stream, int law, std::uint
   });
 }
 
+py::tuple source_draws(Address out, const py::bytes& draws, std::uint64_t first, Size n) {
+  const Draws made = from_bytes<Draws>(draws);
+  return counted([&] { counted::source_draws(made, first, n, pointer<std::int32_t>(out)); });
+}
+
 py::tuple rounding_bits(Address out, const py::bytes& stream, std::uint64_t first, Size n) {
   const Stream s = from_bytes<Stream>(stream);
   return counted([&] { counted::rounding_bits(s, first, n, pointer<std::int16_t>(out)); });
@@ -146,6 +151,7 @@ void add_counted(py::module_& m) {
   m.def("keystream", &keystream);
   m.def("lattice_draws", &lattice_draws);
   m.def("rounding_bits", &rounding_bits);
+  m.def("source_draws", &source_draws);
   m.def("add_noise_integer", &add_noise_integer);
   m.def("add_noise_float", &add_noise_float);
   m.def("update_tensors", &update_tensors);

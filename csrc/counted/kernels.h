@@ -15,6 +15,7 @@ void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blo
                std::uint32_t* out);
 void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
                    std::int32_t* out);
+void source_draws(const Draws& made, std::uint64_t first, std::int64_t n, std::int32_t* out);
 void rounding_bits(const Stream& stream, std::uint64_t first, std::int64_t n, std::int16_t* out);
 
 // T = int32_t or int64_t.

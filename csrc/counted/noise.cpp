@@ -1,5 +1,6 @@
 #include "counted/noise.h"
 
+#include "core/cdt.h"
 #include "counted/kernels.h"
 #include "counted/tensor_noise.h"
 
@@ -45,7 +46,60 @@ void draw_tile_of(const Stream& stream, std::uint64_t tile, Draw x[kTile]) {
   }
 }
 
+template <class Law>
+void cdt_tile(const Draws& made, std::uint64_t tile, Draw x[kTile]) {
+  const CdtTable table = cdt_table(made.table, made.entries);
+  constexpr int kCdtBlocks = kCdtWords * kTile / 16;
+  Word blocks[kCdtBlocks][16];
+  for (int i = 0; i < kCdtBlocks; ++i) {
+    const std::uint64_t counter = kCdtBlocks * tile + static_cast<std::uint64_t>(i);
+    chacha_block(made.stream, made.stream.n0, counter, blocks[i]);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Word marks{};
+    const auto word_of = [&](int row) { return blocks[kLanes * (row / 16) + lane][row % 16]; };
+    for (int group = 0; group < kTile / kLanes; ++group) {
+      const Word index = word_of(kCdtWords * group + 1);
+      const Word entry = table.guide[index_of(cdt_bucket(index))];
+      Word undecided;
+      const Word magnitude = cdt_magnitude(index, entry, undecided);
+      x[kLanes * group + lane] = as_signed(cdt_value<Law>(magnitude, word_of(kCdtWords * group)));
+      marks |= undecided & Word(1u << group);
+    }
+    if (marks == 0u) continue;
+    const Counting chance(current == nullptr ? nullptr : by_chance);
+    for (std::uint32_t left = marks.value; left != 0; left &= left - 1) {
+      const int group = __builtin_ctz(left);
+      const int j = kLanes * group + lane;
+      const std::uint64_t position = tile * kTile + static_cast<std::uint64_t>(j);
+      const std::uint32_t index = word_of(kCdtWords * group + 1).value;
+      const Word magnitude = cdt_search(table, made.stream, position, index);
+      x[j] = as_signed(cdt_value<Law>(magnitude, word_of(kCdtWords * group)));
+    }
+  }
+}
+
+template <class Sample>
+void sample_tile(const Draws& made, std::uint64_t tile, Draw x[kTile]) {
+  const auto* const table = static_cast<const Sample*>(made.table);
+  const auto from_first = static_cast<std::int64_t>(tile * kTile - made.first);  // may be negative
+  for (int j = 0; j < kTile; ++j) {
+    std::int64_t at = ((from_first + j) % made.entries + made.cursor) % made.entries;
+    if (at < 0) at += made.entries;
+    x[j] = Draw(table[at]) << made.shift;
+  }
+}
+
 }  // namespace
+
+void draw_tile(const Draws& made, const Stream& stream, Distribution law, std::uint64_t tile,
+               Draw x[kTile]) {
+  if (made.source == DrawSource::kSamples16) return sample_tile<std::int16_t>(made, tile, x);
+  if (made.source == DrawSource::kSamples32) return sample_tile<std::int32_t>(made, tile, x);
+  if (made.source != DrawSource::kCdt) return draw_tile(stream, law, tile, x);
+  if (made.law == Distribution::kGaussian) return cdt_tile<Gaussian>(made, tile, x);
+  cdt_tile<Laplace>(made, tile, x);
+}
 
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, Draw x[kTile]) {
   if (law == Distribution::kGaussian) {
@@ -83,6 +137,15 @@ void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, 
     draw_tile(stream, law, part.tile, draws);
     for (int i = 0; i < part.count; ++i) x.store(part.index + i, draws[part.offset + i]);
   });
+}
+
+void source_draws(const Draws& made, std::uint64_t first, std::int64_t n, std::int32_t* out) {
+  Operand<std::int32_t> x(out, n);
+  UpdateNoise noise{};
+  noise.draws = made;
+  TensorNoise drawn(noise, false);
+  drawn.make(first, n);
+  for (std::int64_t i = 0; i < n; ++i) x.store(i, drawn.draws[static_cast<std::size_t>(i)]);
 }
 
 void rounding_bits(const Stream& stream, std::uint64_t first, std::int64_t n, std::int16_t* out) {

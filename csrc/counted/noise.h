@@ -27,6 +27,11 @@ using Draw = Counted<std::int32_t>;
 // a draw escaped is searched, which counts as chance.
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, Draw x[kTile]);
 
+// The same from a source whose draws do not stand in memory. What a table holds is read for
+// nothing, as the tables of the laws are; the search of a cumulative table counts as chance.
+void draw_tile(const Draws& made, const Stream& stream, Distribution law, std::uint64_t tile,
+               Draw x[kTile]);
+
 // The 16 bits of each coordinate's rounding.
 void rounding_tile(const Stream& stream, std::uint64_t tile, Word bits[kTile]);
 

@@ -34,7 +34,8 @@ class TensorNoise {
   TensorNoise(const UpdateNoise& noise, bool rounded)
       : noise_(noise),
         rounded_(rounded),
-        values_(noise.draws.values, noise.draws.values == nullptr ? 0 : noise.draws.count),
+        in_memory_(noise.draws.source == DrawSource::kValues),
+        values_(noise.draws.values, in_memory_ ? noise.draws.count : 0),
         bits_made_(noise.draws.rounding, noise.draws.rounding == nullptr ? 0 : noise.draws.count) {}
 
   void make(std::uint64_t first, std::int64_t n) {
@@ -43,13 +44,13 @@ class TensorNoise {
     cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
       Draw tile[kTile];
       Word round[kTile];
-      if (noise_.draws.values == nullptr) draw_tile(noise_.stream, noise_.law, part.tile, tile);
+      if (!in_memory_) draw_tile(noise_.draws, noise_.stream, noise_.law, part.tile, tile);
       const bool made = noise_.draws.rounding != nullptr;
       if (rounded_ && !made) rounding_tile(noise_.rounding, part.tile, round);
       for (int i = 0; i < part.count; ++i) {
         const auto at = static_cast<std::size_t>(part.index + i);
         const auto there = static_cast<std::int64_t>(first - noise_.draws.first) + part.index + i;
-        draws[at] = noise_.draws.values == nullptr ? tile[part.offset + i] : values_[there];
+        draws[at] = in_memory_ ? values_[there] : tile[part.offset + i];
         if (!rounded_) continue;
         bits[at] =
             made ? Word(static_cast<std::uint16_t>(bits_made_.raw(there))) : round[part.offset + i];
@@ -63,6 +64,7 @@ class TensorNoise {
  private:
   const UpdateNoise& noise_;
   bool rounded_;
+  bool in_memory_;
   Operand<const std::int32_t> values_;
   Operand<const std::int16_t> bits_made_;
 };

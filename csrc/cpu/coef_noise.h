@@ -47,12 +47,14 @@ class NoiseWindow {
     } else {
       const std::uint64_t offset = position % kTile;
       hold(position / kTile, static_cast<int>(offset) + count > kTile);
-      return {made_.values == nullptr ? draws_ + offset : made_.values + place, bits_ + offset};
+      return {made_in_memory() ? made_.values + place : draws_ + offset, bits_ + offset};
     }
   }
 
  private:
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+
+  bool made_in_memory() const { return made_.source == DrawSource::kValues; }
 
   void hold(std::uint64_t tile, bool and_next) {
     if (first_ != tile) {
@@ -70,7 +72,7 @@ class NoiseWindow {
     }
   }
   void make(std::uint64_t tile, int at) {
-    if (made_.values == nullptr) draw_tile(stream_, Distribution::kLaplace, tile, draws_ + at);
+    if (!made_in_memory()) draw_tile(made_, stream_, Distribution::kLaplace, tile, draws_ + at);
     rounded_.bits(tile, bits_ + at);
   }
 

@@ -6,6 +6,7 @@
 #include "core/chacha.h"
 #include "core/lattice.h"
 #include "cpu/isa.h"
+#include "cpu/keystream.h"
 #include "cpu/nontemporal.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"
@@ -19,43 +20,6 @@ namespace {
 
 constexpr std::int64_t kGrain = 16 * kTile;  // coordinates worth a thread
 constexpr int kBlocks = kRowBlocks;          // cipher blocks of a tile
-
-template <int N>
-using Words = Vector<std::uint32_t, N>;
-
-// The 48 blocks from `first` on, stored word by word: rows[16 group + word][lane] for three groups
-// of 16 blocks. kSets vectors of N lanes are made at a time.
-template <int N, int kSets>
-DPK_HD void block_rows(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
-  Words<N> lane{};
-  for (int l = 0; l < N; ++l) lane[l] = static_cast<std::uint32_t>(l);
-  for (int start = 0; start < kBlocks; start += N * kSets) {
-    const std::uint64_t counter = first + static_cast<std::uint64_t>(start);
-    const auto target = [&](int block) DPK_INLINE {
-      return rows + 16 * kLanes * (block / kLanes) + block % kLanes;
-    };
-    if ((counter + N * kSets - 1) >> 32 != counter >> 32) {  // the vectors share their high half
-      for (int i = 0; i < N * kSets; ++i) {
-        std::uint32_t out[16];
-        chacha_block(stream, stream.n0, counter + static_cast<std::uint64_t>(i), out);
-        for (int word = 0; word < 16; ++word) target(start + i)[word * kLanes] = out[word];
-      }
-      continue;
-    }
-    Words<N> low[kSets];
-    for (int set = 0; set < kSets; ++set) {
-      low[set] = lane + (static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(N * set));
-    }
-    Words<N> out[kSets][16];
-    chacha_blocks<kSets>(stream, stream.n0, low, static_cast<std::uint32_t>(counter >> 32), out);
-    for (int set = 0; set < kSets; ++set) {
-      for (int word = 0; word < 16; ++word) {
-        __builtin_memcpy(target(start + N * set) + word * kLanes, &out[set][word],
-                         sizeof(Words<N>));
-      }
-    }
-  }
-}
 
 // All look-ups of a tile by scalar loads, from the first-level cache into it. Left alone, GCC packs
 // them into vectors element by element, which takes twice as many instructions.
@@ -92,7 +56,7 @@ struct CacheLookup {
 template <class Law, int N, int kSets, class Lookup>
 DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
   alignas(64) std::uint32_t rows[kBlocks * kLanes];
-  block_rows<N, kSets>(stream, kBlocks * tile, rows);
+  block_rows<N, kSets, kBlocks>(stream, kBlocks * tile, rows);
   const Lookup lookup(rows);
   Words<N> escaped{};
   for (int set = 0; set < 8; ++set) {
@@ -189,10 +153,10 @@ __attribute__((target("arch=x86-64-v3,tune=cascadelake"))) void tile_avx2(const 
   tile_body<Law, 8, 3, CacheLookup<Law, 8>>(stream, tile, x);
 }
 DPK_AVX512 void rows_avx512(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
-  block_rows<16, 3>(stream, first, rows);
+  block_rows<16, 3, kBlocks>(stream, first, rows);
 }
 DPK_AVX2 void rows_avx2(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
-  block_rows<8, 3>(stream, first, rows);
+  block_rows<8, 3, kBlocks>(stream, first, rows);
 }
 
 #endif
@@ -214,7 +178,7 @@ void keystream_rows(const Stream& stream, std::uint64_t first, std::uint32_t* ro
   if (isa() >= Isa::kAvx512) return rows_avx512(stream, first, rows);
   if (isa() == Isa::kAvx2) return rows_avx2(stream, first, rows);
 #endif
-  block_rows<4, 4>(stream, first, rows);
+  block_rows<4, 4, kBlocks>(stream, first, rows);
 }
 
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t* x) {

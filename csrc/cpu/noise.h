@@ -12,6 +12,11 @@ namespace dpkern::cpu {
 // x[j] = draw at position 512 tile + j.
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t x[kTile]);
 
+// The same from any source; the stream and the law are those of a source without a table. A tile of
+// prefetched values must be whole.
+void draw_tile(const Draws& made, const Stream& stream, Distribution law, std::uint64_t tile,
+               std::int32_t x[kTile]);
+
 // Cipher blocks that are made at a time: three groups of 16 lanes.
 constexpr int kRowBlocks = 48;
 
@@ -44,8 +49,8 @@ class NoiseTiles {
 
   // X of the part's coordinates; valid until the next call.
   const std::int32_t* draws(const TilePart& part) {
-    if (made_.values != nullptr) return made_.values + place(part);
-    draw_tile(stream_, law_, part.tile, draws_);
+    if (made_.source == DrawSource::kValues) return made_.values + place(part);
+    draw_tile(made_, stream_, law_, part.tile, draws_);
     return draws_ + part.offset;
   }
 

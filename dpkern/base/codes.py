@@ -79,6 +79,20 @@ class NoiseOrigin(IntEnum):
     draws = 2
 
 
+class DrawSource(IntEnum):
+    """The source of the draws of a kernel on the CPU.
+
+    ``stream`` makes them by the law itself, ``values`` were prefetched, ``samples16`` and
+    ``samples32`` stand in a table of ready-made ones, ``cdt`` is a cumulative table.
+    """
+
+    stream = 0
+    values = 1
+    samples16 = 2
+    samples32 = 3
+    cdt = 4
+
+
 Codes = OptionCodes | type[IntEnum]
 
 
@@ -102,4 +116,5 @@ CODES: tuple[Codes, ...] = (
     RuleForm,
     SumType,
     NoiseOrigin,
+    DrawSource,
 )

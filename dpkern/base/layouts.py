@@ -11,13 +11,23 @@ Only the standard library is used: the build runs this file before anything is i
 from __future__ import annotations
 
 from . import laws
-from .codes import COEF_FORMS, DISTRIBUTIONS, STYLES, NoiseOrigin, RuleForm, RuleKind, SumType
+from .codes import (
+    COEF_FORMS,
+    DISTRIBUTIONS,
+    STYLES,
+    DrawSource,
+    NoiseOrigin,
+    RuleForm,
+    RuleKind,
+    SumType,
+)
 from .struct_types import BOOL, F64, I32, I64, U32, U64, LayoutSize, Struct, code, pointer
 
 # sizes
 
 TILE = LayoutSize(512, "coordinates of a noise tile")
 LANES = LayoutSize(16, "cipher blocks side by side in a tile")
+GUIDE = LayoutSize(4096, "buckets of a cumulative table's guide")
 FINE_BITS = LayoutSize(laws.FINE_BITS, "output cell g = 2^14 u")
 SCALE_UNITS = LayoutSize(laws.SCALE_UNITS, "certified scale in units of u", "std::int64_t")
 CHUNK = LayoutSize(4096, "columns of a gradient that are summed together", "std::int64_t")
@@ -50,11 +60,18 @@ STREAM = Struct(
 )
 DRAWS = Struct(
     "Draws",
-    "Draws of one step that were made before, at positions first, first + 1, ...",
+    "The source of a step's draws, at positions first, first + 1, ...",
+    source=code(DrawSource),
+    law=code(DISTRIBUTIONS)("of a cumulative table"),
     first=U64,
-    count=I64,
-    values=pointer("const std::int32_t")("null: none, the streams give everything"),
+    count=I64("of the values"),
+    values=pointer("const std::int32_t")("prefetched"),
     rounding=pointer("const std::int16_t")("16 bits each; null: the rounding stream gives them"),
+    table=pointer("const void")("samples in reading order, or a cumulative table (core/cdt.h)"),
+    entries=I64("of the table: samples until they come again, or boundaries"),
+    cursor=I64("the sample of position `first`"),
+    shift=I32("by so many bits a sample counts units of u"),
+    stream=STREAM("of the words that a cumulative table is looked up by"),
 )
 RESPONSE_PARAMS = Struct(
     "ResponseParams",

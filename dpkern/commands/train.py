@@ -15,6 +15,7 @@ from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
+from ..train.noise_sources import SOURCES
 from ..train.objective_options import CodeOptions, RecordOptions
 from ..train.options import (
     ARITHMETICS,
@@ -26,7 +27,6 @@ from ..train.options import (
     PrivacyOptions,
     RunOptions,
 )
-from ..train.prefetch import SOURCES
 from ..train.session_factory import NAMES, AnySession, make_session
 from . import audited
 
@@ -230,8 +230,9 @@ def command(
     noise_source: Annotated[
         str | None,
         typer.Option(
-            help=f"Prefetch the next steps' noise, with the same bits: {', '.join(SOURCES)}.",
-            show_default="in the update",
+            help=f"Source of the noise, one of {', '.join(SOURCES)}: drawn in place; made ahead "
+            "with the same bits; a cumulative table; ready-made samples, which protect nothing.",
+            show_default="inline",
         ),
     ] = None,
     out: Annotated[

@@ -11,6 +11,7 @@ from ..base.errors import InvalidInput
 from ..base.laws import SCALE_CELLS
 from ..base.report import Figure, Report, ReportTable, Series
 from ..base.rng import Key
+from ..ops._cdt import WORDS_PER_DRAW
 from ..privacy.accounting import shown_bound, shown_lower_bound
 from ..step.noise_tables import curves
 from ..step.noise_tables._cdt_law import CdtLaw
@@ -35,14 +36,13 @@ def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
     chosen = CdtLaw(law, word_bits)
     rows = [_cdt_row(CdtLaw(law, bits)) for bits in sorted({*WORD_BITS, word_bits})]
     ideal, mine = curves.certified(law), curves.table(chosen)
-    per_word = 1 + -(-min(word_bits, 62) // 32) + -(-max(0, word_bits - 62) // 32)
     facts: dict[str, Any] = {
         "kind": "cdt",
         "law": law,
         "word_bits": word_bits,
         "entries": len(chosen.cumulative),
         "table_bits": chosen.bits,
-        "random_words_per_draw": per_word,
+        "random_words_per_draw": WORDS_PER_DRAW,
         "total_variation": float(chosen.variation),
         "shift_cells": SCALE_CELLS,
         "epsilon": EPSILON,

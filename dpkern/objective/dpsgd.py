@@ -33,13 +33,11 @@ class _Sgd:
         *,
         width: int,
         distribution: Distribution = "laplace",
+        sources: Sequence[release.BlockSource] = (),
     ) -> None:
         self._method = method
-        self._ahead = (
-            release.PrefetchedDraws(keys, width=width, distribution=distribution)
-            if method.noised
-            else None
-        )
+        given: dict[str, Any] = {"distribution": distribution, "sources": sources}
+        self._ahead = release.PrefetchedDraws(keys, width=width, **given) if method.noised else None
 
     def _output(self, z: Tensor, targets: Tensor) -> Tensor:
         """Return dL/dz: exact, of the polynomial, or at the point 0."""
@@ -77,8 +75,16 @@ class _Sgd:
 class OutputNoise(_Sgd):
     """Steps 3 to 7 as printed, and with a constant scale in corrected mode."""
 
-    def __init__(self, method: OutputSGD, keys: Sequence[Key], *, users: int, n: int) -> None:
-        super().__init__(method, keys, width=users * n)
+    def __init__(
+        self,
+        method: OutputSGD,
+        keys: Sequence[Key],
+        *,
+        users: int,
+        n: int,
+        sources: Sequence[release.BlockSource] = (),
+    ) -> None:
+        super().__init__(method, keys, width=users * n, sources=sources)
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
         """Clip, noise, carry back."""
@@ -102,8 +108,17 @@ class ParameterNoise(_Sgd):
     depend on the record either.
     """
 
-    def __init__(self, method: OutputSGD, keys: Sequence[Key], *, users: int, size: int) -> None:
-        super().__init__(method, keys, width=users * size, distribution=method.distribution)
+    def __init__(
+        self,
+        method: OutputSGD,
+        keys: Sequence[Key],
+        *,
+        users: int,
+        size: int,
+        sources: Sequence[release.BlockSource] = (),
+    ) -> None:
+        law, width = method.distribution, users * size
+        super().__init__(method, keys, width=width, distribution=law, sources=sources)
         self._norm = 1 if method.distribution == "laplace" else 2
         self._scale = method.mechanism.noise_multiplier * method.max_grad_norm
 

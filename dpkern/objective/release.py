@@ -1,4 +1,4 @@
-"""Noise of many runs: the one release of every record, and prefetched draws for the steps.
+"""Noise of many runs: the one release of every record, and draws for the steps, from any source.
 
 Every run has a key of its own, and its noise is a function of key, step, user and feature: a run
 is the same by itself and among a hundred others, and after it was interrupted.
@@ -9,8 +9,8 @@ for what happens at the visits; ``NOISE`` at step 0 for the environment in train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,53 @@ _AT_ONCE = 1 << 19
 """Draws in memory together, of all runs."""
 
 
-def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> Tensor:
+class BlockSource(Protocol):
+    """A noise source of one run's draws, such as those of ``dpkern.noise_tables``."""
+
+    @property
+    def warning(self) -> str:
+        """The reason why nothing that it noises is private; empty if it is."""
+        ...
+
+    @property
+    def variation(self) -> float:
+        """Total variation distance of a coordinate from the certified law."""
+        ...
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """The settings that decide the draws."""
+        ...
+
+    def bind_blocks(self, key: Key, *, law: str, stream: int, count: int) -> None:
+        """Make blocks of ``count`` draws that follow each other in one stream of this key."""
+        ...
+
+    def take(self, step: int) -> Draws:
+        """Return block number ``step``, once."""
+        ...
+
+    def done(self) -> None:
+        """Take the block back."""
+        ...
+
+    def close(self) -> None:
+        """Yield nothing more."""
+        ...
+
+
+MakeSource = Callable[[], BlockSource]
+"""Makes a source for each run."""
+
+
+def record(
+    mechanism: Functional,
+    x: Tensor,
+    key: Key,
+    *,
+    clip: bool = True,
+    source: BlockSource | None = None,
+) -> Tensor:
     """Return ``x + Lap(n / epsilon)`` of every record, clipped to [0, 1], as a new tensor.
 
     Features become integers from 0 to ``mechanism.record_reach(n)`` first, so that the certificate
@@ -40,12 +86,19 @@ def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> 
         x: ``[..., n]``, entries in [0, 1].
         key: key of the run; it must not release other records.
         clip: post-processing; without it the values are unbiased.
+        source: noise source that is new and gives the draws. None draws them from the key.
     """
     n = x.shape[-1]
     reach = mechanism.record_reach(n)
     units = SCALE_UNITS * mechanism.epsilon / n
     counts = (x.double() * units).round_().clamp_(0, reach).to(torch.int64).contiguous()
-    noise.add_noise(counts, stream=key.stream(Purpose.LAPLACE, RECORDS), distribution="laplace")
+    given: dict[str, Any] = {"stream": key.stream(Purpose.LAPLACE, RECORDS)}
+    if source is None:
+        noise.add_noise(counts, distribution="laplace", **given)
+    else:
+        source.bind_blocks(key, law="laplace", stream=RECORDS, count=counts.numel())
+        noise.add_noise(counts, distribution="laplace", draws=source.take(0), **given)
+        source.done()
     cell = n / (mechanism.epsilon * SCALE_CELLS)
     released = (counts.double() * cell).to(x.dtype)
     return released.clamp_(0, 1) if clip else released
@@ -56,6 +109,9 @@ class PrefetchedDraws:
 
     One step has ``parts`` groups of ``width`` coordinates of every run. Group p of all runs begins
     at ``quadratic_position`` behind group p - 1, as the fused kernels of ``coef`` read it.
+
+    With ``sources``, one new source for each key, the draws are theirs; rounding bits that a source
+    does not give come from the streams.
     """
 
     def __init__(
@@ -65,6 +121,7 @@ class PrefetchedDraws:
         width: int,
         parts: int = 1,
         distribution: Distribution = "laplace",
+        sources: Sequence[BlockSource] = (),
     ) -> None:
         self._width, self._parts, self.distribution = width, parts, distribution
         purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE
@@ -74,7 +131,10 @@ class PrefetchedDraws:
         self._starts = [quadratic_position(0, runs * width) * part for part in range(parts)]
         self._size = self._starts[-1] + runs * width
         self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
-        self._first = -1
+        self._first, self._sources = -1, sources
+        count = self._steps * parts * width
+        for key, source in zip(keys, sources, strict=bool(sources)):
+            source.bind_blocks(key, law=distribution, stream=VISITS, count=count)
         # What stands between two groups is never read.
         self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
         self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
@@ -91,15 +151,29 @@ class PrefetchedDraws:
         each = self._parts * self._width
         count, start = self._steps * each, first * each
         shape = (self._steps, self._parts, self._width)
-        for run, (stream, rounding) in enumerate(zip(self.streams, self.roundings, strict=True)):
-            kind: dict[str, Any] = {"position": start, "count": count}
-            values = noise.lattice_draws(stream, distribution=self.distribution, **kind).view(shape)
-            bits = noise.rounding_bits(rounding, **kind).view(shape)
+        for run in range(len(self.streams)):
+            values, bits = (made.view(shape) for made in self._drawn(run, start, count))
             for part, place in enumerate(self._starts):
                 here = slice(place + run * self._width, place + (run + 1) * self._width)
                 self._values[:, here] = values[:, part]
                 self._bits[:, here] = bits[:, part]
         self._first = first
+
+    def _drawn(self, run: int, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return a run's draws from position ``start`` on, and their rounding bits."""
+        place: dict[str, Any] = {"position": start, "count": count}
+        if not self._sources:
+            values = noise.lattice_draws(self.streams[run], distribution=self.distribution, **place)
+            return values, noise.rounding_bits(self.roundings[run], **place)
+        source = self._sources[run]
+        draws = source.take(start // count)
+        values = noise.source_draws(draws, **place)
+        if draws.rounding is None:
+            bits = noise.rounding_bits(self.roundings[run], **place)
+        else:
+            bits = draws.rounding.clone()
+        source.done()
+        return values, bits
 
 
 class Environment:

@@ -109,9 +109,11 @@ class ReleasedRecords:
         train: Tensor,
         keys: Sequence[Key],
         firsts: Tensor | None = None,
+        sources: Sequence[release.BlockSource] = (),
     ) -> None:
         self._method, self._train, self._keys = method, train, keys
         self._firsts = firsts
+        self._sources: Sequence[release.BlockSource | None] = sources or [None] * len(keys)
         self._targets: Tensor | None = None
         self._alone = method.release == "coefficients"
 
@@ -123,9 +125,10 @@ class ReleasedRecords:
 
     def _all(self) -> Tensor:
         if self._targets is None:
+            clip = not self._alone
             made = [
-                release.record(self._method, self._train, key, clip=not self._alone)
-                for key in self._keys
+                release.record(self._method, self._train, key, clip=clip, source=source)
+                for key, source in zip(self._keys, self._sources, strict=True)
             ]
             whole = torch.stack(made)
             if self._firsts is not None:
@@ -157,6 +160,7 @@ class Perturbed:
         shape: tuple[int, int, int],
         code: int,
         firsts: Tensor | None = None,
+        sources: Sequence[release.BlockSource] = (),
     ) -> None:
         users, records, n = shape
         self._method, self._n, self._code = method, n, code
@@ -168,8 +172,11 @@ class Perturbed:
         self._kept: tuple[Tensor, Tensor] | None = None
         self._known = torch.zeros(self._rows, dtype=torch.bool)
         self._once = method.noise_schedule == "once_per_record"
-        noised = method.noised
-        self._ahead = release.PrefetchedDraws(keys, width=users * n, parts=2) if noised else None
+        self._ahead = (
+            release.PrefetchedDraws(keys, width=users * n, parts=2, sources=sources)
+            if method.noised
+            else None
+        )
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
         """Take one step of algorithm 1."""

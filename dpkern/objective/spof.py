@@ -99,10 +99,12 @@ class SpofTraining:
             in tests.
         code: l.
         keys: one secret key for each run. None derives keys from the seeds, which certify nothing.
+        noise_source: makes the source of each run's draws, such as ``noise_tables.CdtTable``; None
+            draws them from the key. Environmental noise is always drawn from the key.
 
     Raises:
         InvalidInput: records of the wrong shape or outside [0, 1], FM with several users, a number
-            out of its range.
+            out of its range, or a source for a method without noise.
         PrivacyError: a secret key for several runs, whose noise would be the same.
     """
 
@@ -116,6 +118,7 @@ class SpofTraining:
         sigma: float = 0.0,
         code: int = CODE,
         keys: Sequence[Key] | None = None,
+        noise_source: release.MakeSource | None = None,
     ) -> None:
         self.method, self.schedule = method, schedule or VisitSchedule()
         self.seeds = tuple(integer(seeds=seed) for seed in seeds)
@@ -148,6 +151,14 @@ class SpofTraining:
         self._any_stopped = False
         self.step_number, self.seconds = 0, 0.0
         self._flat = self._train.flatten(0, 1)
+        if noise_source is not None and (isinstance(method, NonPrivate) or not method.noised):
+            raise InvalidInput(
+                "noise_source",
+                expected="a method that draws noise",
+                got=type(method).__name__ + " without noise",
+                remedy="Leave noise_source away.",
+            )
+        self.sources = [] if noise_source is None else [noise_source() for _ in self.keys]
         self._rule = self._make_rule()
         self._nature = (
             release.Environment(self.keys, self.sigma, width=users * n) if self.sigma else None
@@ -158,20 +169,20 @@ class SpofTraining:
 
     def _make_rule(self) -> Rule:
         users, records, n = self._train.shape
-        method, keys = self.method, self.keys
+        method, keys, sources = self.method, self.keys, self.sources
         if isinstance(method, NonPrivate):
             return Plain(method)
         if not isinstance(method, Functional):
             if not method.full_parameter:
-                return OutputNoise(method, keys, users=users, n=n)
+                return OutputNoise(method, keys, users=users, n=n, sources=sources)
             size = 2 * n * self.weights.code
-            return ParameterNoise(method, keys, users=users, size=size)
+            return ParameterNoise(method, keys, users=users, size=size, sources=sources)
         # Taylor's quadratic coefficient depends on no record: its target is all that is released.
         alone = not method.published and method.form == "taylor"
         if (alone or method.release == "record") and method.noised:
-            return ReleasedRecords(method, self._train, keys, self._firsts)
+            return ReleasedRecords(method, self._train, keys, self._firsts, sources)
         shape = (users, records, n)
-        return Perturbed(method, keys, shape, self.weights.code, self._firsts)
+        return Perturbed(method, keys, shape, self.weights.code, self._firsts, sources)
 
     @property
     def steps(self) -> int:
@@ -286,7 +297,10 @@ class SpofTraining:
     def fingerprint(self) -> str:
         """The configuration that must agree for a state to be loaded."""
         settings = self.method.fingerprint, self.schedule, self.seeds, self.sigma
-        return f"{settings} {tuple(self._train.shape)} {self.weights.code}"
+        text = f"{settings} {tuple(self._train.shape)} {self.weights.code}"
+        # A prefetched draw is the stream's own: such a run may go on with and without the source.
+        other = {str(s.settings) for s in self.sources if s.warning or s.variation}
+        return " ".join([text, *other])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later process needs, released records included; no key."""

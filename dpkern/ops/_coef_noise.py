@@ -86,9 +86,9 @@ def check_noise(
     if noise.draws is not None:
         end = quadratic_position(noise.position, linear) + quadratic
         last = end if quadratic else noise.position
-        check_draws("noise.draws", noise.draws, noise.position, last, like.device)
+        check_draws("noise.draws", noise.draws, noise.position, last, like.device, "laplace")
     if noise.draws is None or noise.draws.rounding is None:
-        check_rounding("noise.rounding", noise.rounding, noise.stream)
+        check_rounding("noise.rounding", noise.rounding, noise.stream, noise.draws)
     check_recording(like.device)
 
 

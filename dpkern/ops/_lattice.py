@@ -6,6 +6,7 @@ Words are int32 tensors that wrap; logical shifts are arithmetic shifts with a m
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -30,7 +31,8 @@ _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _TAIL_DOMAIN = 1 << 31
 
 
-def _signed(word: int) -> int:
+def signed_word(word: int) -> int:
+    """Return 32 bits without a sign as an int32 holds them."""
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
@@ -54,12 +56,12 @@ def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) ->
     n0 = stream.n0 ^ (_TAIL_DOMAIN if tail else 0)
     low = counters.to(torch.int32)
     high = (counters >> 32).to(torch.int32)
-    start = [torch.full_like(low, _signed(word)) for word in (*_CONSTANTS, *key)]
+    start = [torch.full_like(low, signed_word(word)) for word in (*_CONSTANTS, *key)]
     start += [
         low,
         high,
-        torch.full_like(low, _signed(n0)),
-        torch.full_like(low, _signed(stream.n1)),
+        torch.full_like(low, signed_word(n0)),
+        torch.full_like(low, signed_word(stream.n1)),
     ]
     x = list(start)
     for _ in range(stream.rounds // 2):
@@ -76,7 +78,7 @@ def keystream(stream: Stream, first_block: int, blocks: int) -> torch.Tensor:
     return chacha_blocks(stream, counters).t().reshape(-1)
 
 
-def _tile_rows(stream: Stream, first: int, tiles: int, groups: int) -> torch.Tensor:
+def tile_rows(stream: Stream, first: int, tiles: int, groups: int) -> torch.Tensor:
     """Return rows ``[tiles, 16 groups, lanes]``: row r, lane l is word r mod 16 of one block."""
     per_tile = groups * LANES
     begin, end = first * per_tile, (first + tiles) * per_tile
@@ -116,7 +118,7 @@ def _laplace_magnitudes(block: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_tiles(stream: Stream, law: Law, first: int, tiles: int) -> torch.Tensor:
-    w = _tile_rows(stream, first, tiles, 3).view(tiles, 8, 6, LANES)
+    w = tile_rows(stream, first, tiles, 3).view(tiles, 8, 6, LANES)
     table = _table(law)
     magnitudes, bits, offsets = [], [], []
     for b in range(4):
@@ -148,21 +150,21 @@ def _draw_tiles(stream: Stream, law: Law, first: int, tiles: int) -> torch.Tenso
 def draws(stream: Stream, distribution: str, position: int, count: int) -> torch.Tensor:
     """Return ``X`` at positions ``position .. position + count - 1``, int32."""
     law = LAWS[distribution]
-    return _by_tiles(position, count, lambda first, n: _draw_tiles(stream, law, first, n))
+    return by_tiles(position, count, lambda first, n: _draw_tiles(stream, law, first, n))
 
 
 def rounding_bits(stream: Stream, position: int, count: int) -> torch.Tensor:
     """Return 16 bits per coordinate, int32: half j div 16 (low first) of its lane j mod 16."""
 
     def tiles(first: int, n: int) -> torch.Tensor:
-        words = _tile_rows(stream, first, n, 1)
+        words = tile_rows(stream, first, n, 1)
         return torch.stack((words & 0xFFFF, _shift_right(words, 16)), dim=2).reshape(-1)
 
-    return _by_tiles(position, count, tiles)
+    return by_tiles(position, count, tiles)
 
 
-def _by_tiles(position: int, count: int, make: object) -> torch.Tensor:
-    assert callable(make)
+def by_tiles(position: int, count: int, make: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+    """Return what ``make(first tile, tiles)`` makes of the tiles that these positions touch."""
     first, last = position // TILE, -(-(position + count) // TILE)
     pieces = [
         make(tile, min(_TILES_AT_ONCE, last - tile)) for tile in range(first, last, _TILES_AT_ONCE)

@@ -30,7 +30,8 @@ class UpdateNoise:
         stream: keystream of the noise, this step's own.
         positions: where each tensor starts in the stream; ranges must not overlap.
         rounding: keystream of the stochastic rounding, for float sums.
-        draws: prefetched output of the streams at these positions. None draws inside the call.
+        draws: prefetched output of the streams at these positions, or a table to read them from.
+            None draws inside the call.
         step_counter: the step count in device memory (``update.step_counter``): it joins ``n1`` of
             both streams, which are then those of step 0, and takes the place of the rule's count.
     """
@@ -123,7 +124,7 @@ def check_noise(
     floats = sums[0].dtype not in INTEGERS
     made = noise.draws is not None and noise.draws.rounding is not None
     if floats and not made:
-        check_rounding("noise.rounding", noise.rounding, noise.stream)
+        check_rounding("noise.rounding", noise.rounding, noise.stream, noise.draws)
     device = params[0].device
     if noise.step_counter is not None:
         _step_counter.check_step_counter("noise.step_counter", noise.step_counter, device)
@@ -144,7 +145,7 @@ def _check_draws(
         )
     needed = [(first, end) for first, end in taken if end > first]
     first, end = (needed[0][0], needed[-1][1]) if needed else (draws.first, draws.first)
-    check_draws("noise.draws", draws, first, end, device)
+    check_draws("noise.draws", draws, first, end, device, noise.distribution)
 
 
 __all__ = ["Draws", "UpdateNoise", "at_step_counter", "check_noise"]

@@ -16,7 +16,7 @@ from ..base.place import check_recording
 from ..base.rng import Stream
 from ..base.signature import Count, Device, Int16, Int32, Noised, Position, Scale, written
 from . import _lattice
-from ._draws import Draws, check_draws
+from ._draws import CdtDraws, Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
 
@@ -24,8 +24,8 @@ INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
 
 
-def check_rounding(name: str, rounding: object, stream: Stream) -> None:
-    """Check that a stream for stochastic rounding is not the noise's.
+def check_rounding(name: str, rounding: object, stream: Stream, draws: Draws | None = None) -> None:
+    """Check that a stream for stochastic rounding is not the noise's, nor that of its draws.
 
     Raises:
         InvalidInput: no stream.
@@ -33,7 +33,10 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
     """
     check_stream(**{name: rounding})
     assert isinstance(rounding, Stream)
-    if rounding.packed()[:3] == stream.packed()[:3]:
+    others = [stream]
+    if isinstance(draws, CdtDraws) and draws.stream is not None:
+        others.append(draws.stream)
+    if any(rounding.packed()[:3] == other.packed()[:3] for other in others):
         raise PrivacyError(
             name,
             expected="a stream of its own",
@@ -162,6 +165,40 @@ def rounding_bits(
     return made.to(device) if out is None else out.copy_(made)
 
 
+def _check_source(
+    draws: Draws, position: int, count: int, device: Device, out: Tensor | None
+) -> None:
+    check_draws("draws", draws, position, position + count, torch.device("cpu"))
+
+
+@op(check=_check_source)
+def source_draws(
+    draws: Draws,
+    *,
+    position: Position,
+    count: Count,
+    device: Device = "cpu",
+    out: Int32[Tensor, "count", written] | None = None,
+) -> Int32[Tensor, "values: count"]:
+    """Return the raw integer draws ``X`` of a noise source, int32 ``[count]``, in units of ``u``.
+
+    Args:
+        draws: what the source handed out for one step: prefetched draws, or a table and what it is
+            read by. It lies in the CPU's memory.
+        position: index of the first coordinate.
+        count: how many; 0 gives an empty tensor.
+        device: where the result goes.
+        out: written and returned instead of a new tensor: int32 ``[count]`` on ``device``.
+
+    Raises:
+        InvalidInput: draws of other positions, draws that were taken back, a negative number, no
+            device, or an ``out`` that does not fit.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same draws.
+    """
+    made = draws.at(position, count)
+    return made.to(device) if out is None else out.copy_(made)
+
+
 def _check_add_noise(
     x: Tensor,
     stream: Stream,
@@ -176,7 +213,7 @@ def _check_add_noise(
     if type(stream) is not Stream:
         check_stream(stream=stream)
     if draws is not None:
-        check_draws("draws", draws, position, position + x.numel(), x.device)
+        check_draws("draws", draws, position, position + x.numel(), x.device, distribution)
     if x.dtype in INTEGERS:
         if scale is not None:
             raise InvalidInput(
@@ -193,8 +230,8 @@ def _check_add_noise(
         check_scale("scale", scale)
     if draws is not None and draws.rounding is not None:
         return
-    if type(rounding) is not Stream or rounding.n0 == stream.n0:
-        check_rounding("rounding", rounding, stream)
+    if type(rounding) is not Stream or rounding.n0 == stream.n0 or draws is not None:
+        check_rounding("rounding", rounding, stream, draws)
 
 
 @op(check=_check_add_noise)
@@ -271,5 +308,6 @@ __all__ = [
     "noise_words",
     "rounding_bits",
     "rounding_words",
+    "source_draws",
     "tiles",
 ]

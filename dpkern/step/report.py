@@ -125,7 +125,9 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     """
     plan = step.plan
     certificate = step.certify(delta)
-    if plan.mode == "published":
+    if step.noise_warning:
+        claimed = math.inf  # whatever the source says of noise that is fresh
+    elif plan.mode == "published":
         claimed = accounting.claimed_epsilon(
             step.mechanism,
             steps=step.steps,

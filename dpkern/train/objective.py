@@ -11,7 +11,8 @@ from ..objective import records as tables
 from ..objective.methods import VisitSchedule
 from ..objective.records import GENERATED, Records
 from ..objective.spof import SpofTraining
-from . import objective_mechanism, objective_report
+from ..step.noise_tables import NoiseSource
+from . import noise_sources, objective_mechanism, objective_report
 from .base import BaseSession
 from .display import SummaryTable
 from .objective_options import CodeOptions, RecordOptions, read_bounds
@@ -83,7 +84,9 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
 
     KINDS = (RecordOptions, CodeOptions)
     EPOCH = Reconstruction
-    RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "backend", "threads"})
+    RUN_OPTIONS = frozenset(
+        {"out", "resume", "overwrite", "figure", "backend", "threads", "noise_source"}
+    )
     OPS = ("coef.perturb", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
     steps: VisitSteps
@@ -96,6 +99,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             settings=privacy.settings,
             epsilon=privacy.epsilon,
         )
+        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
         self.records = load(privacy)
         if model.code >= self.records.features:
             raise InvalidInput(
@@ -120,9 +124,20 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             sigma=privacy.sigma,
             code=model.code,
             keys=[privacy.key()],
+            noise_source=None if self.noise_source is None else self._source,
         )
         assert self.backend is not None  # it is among the options
         self.steps = VisitSteps(training, self.backend)
+
+    def _source(self) -> NoiseSource:
+        """Return the source of the one run."""
+        assert self.noise_source is not None
+        return self.noise_source
+
+    def _end(self) -> None:
+        """Close the noise source; an interrupted run keeps its noise for the steps left."""
+        if self.noise_source is not None:
+            self.noise_source.close()
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(saved["training"])
@@ -152,12 +167,15 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             visits=self.training.visits,
             seeded=self.seeded,
             records=self.records,
+            source=self.noise_source,
         )
 
     def _measured(self) -> dict[str, Any]:
         now = self.steps.measured()
         return {
-            "noise": objective_report.noise(self.mechanism, self.records, self.training),
+            "noise": objective_report.noise(
+                self.mechanism, self.records, self.training, self.noise_source
+            ),
             "test_accuracy": now.heldout_accuracy,
             "test_mse": now.heldout_mse,
             "test_bce": now.heldout_bce,

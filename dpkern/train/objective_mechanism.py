@@ -12,6 +12,8 @@ from ..objective.records import Records
 from ..privacy.accounting import Certificate
 from ..privacy.mechanisms import ObjectivePerturbation
 from ..privacy.mechanisms.functional import Functional
+from ..privacy.mechanisms.objective import COORDINATES, near_law
+from ..step.noise_tables import NoiseSource
 from .options import required
 
 DECIDED = ("epsilon", "mode")
@@ -31,24 +33,39 @@ def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None
 
 
 def certificate(
-    mechanism: ObjectivePerturbation, *, visits: int, seeded: bool, unproved: str = ""
+    mechanism: ObjectivePerturbation,
+    *,
+    visits: int,
+    seeded: bool,
+    unproved: str = "",
+    variation: float = 0.0,
 ) -> Certificate:
-    """Return the mechanism's certificate, infinite where it does not cover the data's preparation.
+    """Return the mechanism's certificate, infinite where it does not cover how the run is made.
 
     Args:
         mechanism: mechanism that releases the records.
         visits: number of visits of each record.
         seeded: the noise comes from a known seed.
-        unproved: why nothing can be certified of these records; see ``Records.unproved``.
+        unproved: why nothing can be certified of these records, or of this noise.
+        variation: total variation distance of a coordinate's noise from its law.
     """
-    found = mechanism.certificate(visits=visits, seeded=seeded)
+    found = near_law(
+        mechanism.certificate(visits=visits, seeded=seeded),
+        variation=variation,
+        draws=visits * COORDINATES,
+    )
     if not unproved:
         return found
     return replace(found, epsilon=math.inf, certified_for="nothing", notes=(*found.notes, unproved))
 
 
 def facts(
-    mechanism: Functional, *, visits: int, seeded: bool, records: Records | None = None
+    mechanism: Functional,
+    *,
+    visits: int,
+    seeded: bool,
+    records: Records | None = None,
+    source: NoiseSource | None = None,
 ) -> dict[str, Any]:
     """Return what a report says about the privacy of a run, certificate included.
 
@@ -57,27 +74,34 @@ def facts(
         visits: number of visits of each record.
         seeded: the noise comes from a known seed.
         records: prepared records. None stands for a planned run with public bounds.
+        source: source of the noise. None draws it from the key.
 
     ``epsilon_of_target_alone`` is what the noisy coefficients would cost at most if the record
     entered nothing else and the scale were public: it certifies nothing.
     """
+    unprotected = "" if source is None else source.warning
     unproved = "" if records is None else records.unproved
-    secret = certificate(mechanism, visits=visits, seeded=False, unproved=unproved)
-    found = certificate(mechanism, visits=visits, seeded=seeded, unproved=unproved)
+    given: dict[str, Any] = {"visits": visits, "unproved": unprotected or unproved}
+    given["variation"] = 0.0 if source is None else source.variation
+    secret = certificate(mechanism, seeded=False, **given)
+    found = certificate(mechanism, seeded=seeded, **given)
     said = stated(
         mechanism,
         found,
-        non_private=_reason(mechanism, found, seeded, unproved),
+        non_private=unprotected or _reason(mechanism, found, seeded, unproved),
         visits=visits,
         settings=mechanism.to_dict(),
     )
-    if not mechanism.certified and mechanism.noised:
+    if unprotected:
+        said["epsilon_claimed"] = math.inf  # whatever the source says of noise that is fresh
+    elif not mechanism.certified and mechanism.noised:
         # Samples that are one record are visits of it too.
         paid = visits * (1 if records is None else records.copies)
         said["epsilon_of_target_alone"] = mechanism.epsilon_audited(visits=paid)
     if seeded:
         said["epsilon_if_seed_secret"] = secret.epsilon
-    if unproved and math.isfinite(mechanism.epsilon_certified(visits=visits)):
+    proved = math.isfinite(mechanism.epsilon_certified(visits=visits))
+    if unproved and proved and not unprotected:
         said["epsilon_if_bounds_public"] = mechanism.epsilon_certified(visits=visits)
     return said
 

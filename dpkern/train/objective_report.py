@@ -10,6 +10,7 @@ from ..objective.records import Records
 from ..objective.spof import SpofTraining
 from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms.functional import Functional
+from ..step.noise_tables import NoiseSource
 from .display import SummaryTable, upper
 from .report import FigureSpec
 
@@ -30,8 +31,13 @@ class Reconstruction:
     diverged: bool
 
 
-def noise(mechanism: Functional, records: Records, training: SpofTraining) -> dict[str, Any]:
-    """Return law, least and largest scale, what carries it, and where the key came from.
+def noise(
+    mechanism: Functional,
+    records: Records,
+    training: SpofTraining,
+    source: NoiseSource | None = None,
+) -> dict[str, Any]:
+    """Return law, least and largest scale, what carries it, and where key and draws came from.
 
     Scales that depend on c_j are given at its public ends, 0 and c l.
     """
@@ -47,6 +53,8 @@ def noise(mechanism: Functional, records: Records, training: SpofTraining) -> di
         "scale_depends_on_the_record": mechanism.scale_is_private,
         "cipher": f"ChaCha{training.keys[0].rounds}",
         "key": "unsafe seed" if training.seeded else "operating system",
+        "source": "inline" if source is None else source.name,
+        **({} if source is None else {"provenance": source.provenance()}),
     }
 
 
@@ -93,6 +101,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}"),
             ("released", f"{drawn['released']}, {drawn['schedule']}"),
             ("noise", f"{drawn['law']}, scale {scale}, key from {drawn['key']}"),
+            ("noise source", drawn["source"]),
             ("users, records", f"{public['users']} x {public['records_per_user']}"),
             ("bounds", public["bounds"]),
             ("visits, steps", f"{summary['visits']}, {summary['steps']}"),

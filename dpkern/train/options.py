@@ -2,7 +2,7 @@
 
 ``PrivacyOptions`` change what is released about the rows, so resuming with others is refused;
 ``ModelOptions`` change what is trained, so the checkpoint would not fit; ``RunOptions`` change
-neither and may differ from one session of a run to the next.
+neither for the steps of another session, and may differ from one to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
 from .data import DIGITS, Dataset, load
 from .encoding import TableOptions
-from .prefetch import SOURCES
+from .noise_sources import SOURCES
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")
@@ -216,7 +216,11 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The conditions of a run; nothing here may change a distribution."""
+    """The conditions of a run, which may differ from one session of it to the next.
+
+    Only ``noise_source`` may change a distribution: what each step's noise certifies is recorded
+    with the step.
+    """
 
     out: Path | None = None
     resume: bool = False

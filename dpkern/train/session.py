@@ -14,7 +14,7 @@ from ..engine.sampling import make_batches
 from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
 from ..step.step import DPStep
-from . import checkpoint, data, gradient_report, hooks, label_privacy, prefetch
+from . import checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
 from .base import BaseSession
 from .display import SummaryTable
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
@@ -43,7 +43,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     def _read(self) -> None:
         privacy = self.options.privacy
         self.data: data.Dataset = privacy.load(privacy.data)
-        self.noise_source = prefetch.source_of(self.options.run.noise_source)
+        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
 
     def data_in_words(self) -> str:
         """Return what was read, before any budget is spent; empty for data without columns."""
@@ -116,11 +116,12 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             gradients="batched",
             **sampling,
         )
-        prefetch.check(self.noise_source, mechanism)
+        noise_sources.check(self.noise_source, mechanism)
         hooks.check(mechanism, step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
         before, after = hooks.around(mechanism)
         after(step)  # where parameters are projected, the start lies in the set too
         if run.audit is not None:
+            noise_sources.check_audit(self.noise_source)
             self.subject = required(self.auditor, run.audit).subject_of(
                 mechanism,
                 model,
@@ -170,11 +171,14 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         )
         if not open_noise:
             return mechanism
+        source = self.noise_source
+        noise_sources.check_target(source)
         if saved is not None:
             return mechanism.with_noise_multiplier(saved["noise_multiplier"])
         assert privacy.epsilon is not None
         return accounting.calibrate(
             mechanism,
+            variation=0.0 if source is None else source.variation,
             to=CALIBRATED_TO[privacy.mode],
             target_epsilon=privacy.epsilon,
             steps=facts.steps,

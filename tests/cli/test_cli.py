@@ -175,7 +175,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "max_physical_batch_size",
     ),
     "threads 0": ((*GOOD, "--threads", "0"), "InvalidInput", "threads"),
-    "unknown noise source": ((*GOOD, "--noise-source", "table"), "InvalidInput", "noise_source"),
+    "unknown noise source": ((*GOOD, "--noise-source", "dice"), "InvalidInput", "noise_source"),
     "no noise to make ahead": (
         (*"train --data points.npz --noise-multiplier 0 --noise-source ring".split(),),
         "InvalidInput",

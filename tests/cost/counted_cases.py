@@ -12,6 +12,8 @@ import torch
 from dpkern.base.dispatch import Op
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import clip, coef, ghost, noise, symbols, update
+from dpkern.ops._draws import CdtDraws, SampleReads
+from dpkern.step.noise_tables._cdt_law import CdtLaw
 
 KEY = Key.from_unsafe_seed(6)
 FLOATS = (torch.float32, torch.float64)
@@ -59,6 +61,27 @@ def keystream(rng: random.Random) -> Call:
 def lattice_draws(rng: random.Random) -> Call:
     law = _law(rng)
     return Call(noise.lattice_draws, (_streams(rng)[0],), {**_place(rng), "distribution": law})
+
+
+def table_draws(rng: random.Random, law: str, first: int) -> update.Draws:
+    """Draws that are read from a table of samples, or looked up in a cumulative one."""
+    if rng.random() < 0.5:
+        samples = torch.randint(-999, 999, (rng.choice((1, 7, 3000)),))
+        kind = rng.choice((torch.int16, torch.int32))
+        cursor, shift = rng.randrange(len(samples)), rng.choice((0, 10))
+        return SampleReads(first, samples.to(kind), cursor=cursor, shift=shift)
+    stream = Key.from_unsafe_seed(rng.randrange(99)).stream(Purpose.TABLES, 1)
+    table = CdtLaw(law, rng.choice((14, 48))).table
+    return CdtDraws(first, table, stream=stream, distribution=law)
+
+
+def source_draws(rng: random.Random) -> Call:
+    place = _place(rng)
+    if rng.random() < 0.3:
+        draws = update.Draws(place["position"], torch.randint(-99, 99, (1600,)).int())
+    else:
+        draws = table_draws(rng, _law(rng), max(0, place["position"] - rng.randrange(600)))
+    return Call(noise.source_draws, (draws,), place)
 
 
 def rounding_bits(rng: random.Random) -> Call:
@@ -288,7 +311,7 @@ def expanded(rng: random.Random) -> Call:
 COUNTED = {
     make.__name__: make
     for make in (
-        *(keystream, lattice_draws, rounding_bits, add_noise),
+        *(keystream, lattice_draws, source_draws, rounding_bits, add_noise),
         *(step, clip_factors, randomize, perturb, quadratic),
     )
 }

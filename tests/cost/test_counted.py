@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +18,17 @@ from dpkern.cost import CIPHER, Counts
 from dpkern.cost.counted import KERNELS, CountedRun, open_cipher, tally_of
 from dpkern.cost.forms import FORMS
 from dpkern.ops import ghost, noise
-from tests.cost.counted_cases import COUNTED, WITH_NOISE, WITH_STREAM, Call, build
+from tests.cost.counted_cases import (
+    COUNTED,
+    WITH_NOISE,
+    WITH_STREAM,
+    Call,
+    build,
+    table_draws,
+)
 
 SEEDS = range(48)
+ROUNDING = Key.from_unsafe_seed(2).stream(Purpose.ROUNDING, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +52,7 @@ def by_kernel(call: Call) -> Any:
     Draws made ahead are the streams'; the kernel makes them itself.
     """
     made = call.kwargs.get("noise")
-    if made is not None:
+    if made is not None and made.draws is not None and made.draws.in_memory:
         call.kwargs["noise"] = dataclasses.replace(made, draws=None)
     bound = call.op.schema.bind(*call.args, **call.kwargs)
     kernel = call.op.kernels.get("cpu")
@@ -99,6 +108,35 @@ def test_what_is_counted_is_what_the_kernel_does(name: str) -> None:
             assert torch.equal(mine.nan_to_num(7.5), theirs.nan_to_num(7.5))
         if isinstance(expected, int):
             assert given == expected
+
+
+@pytest.mark.parametrize("name", WITH_NOISE)
+def test_draws_from_tables_are_counted_as_they_are_made(name: str) -> None:
+    seen = 0
+    for seed in SEEDS:
+        rng, calls = random.Random(seed), [build(name, seed) for _ in range(3)]
+        made = calls[0].kwargs.get("noise")
+        if made is None:
+            continue
+        law = getattr(made, "distribution", "laplace")
+        draws = table_draws(rng, law, 0)
+        for call in calls:
+            given = call.kwargs["noise"]
+            changes: dict[str, Any] = {"draws": draws, "rounding": ROUNDING}
+            if name == "step":
+                changes["step_counter"] = None
+            call.kwargs["noise"] = dataclasses.replace(given, **changes)
+        check(calls[0])
+        counted, _ = tally_of(calls[1].op, calls[1].args, calls[1].kwargs)
+        kernel = by_kernel(calls[2])
+        pairs = zip(
+            (*tensors_in(counted), *calls[1].outputs),
+            (*tensors_in(kernel), *calls[2].outputs),
+            strict=True,
+        )
+        assert all(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in pairs)
+        seen += 1
+    assert seen > 20
 
 
 @pytest.mark.parametrize("name", [*WITH_STREAM, *WITH_NOISE])

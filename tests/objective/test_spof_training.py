@@ -22,6 +22,7 @@ from dpkern.ops import noise
 from dpkern.ops._draws import Draws
 from dpkern.privacy.mechanisms import FM, SPOF, OutputSGD
 from dpkern.privacy.theory import environment, spof_loss
+from dpkern.step.noise_tables import CdtTable, RingPrefetch, SampleTable
 from tests.objective.user_records import (
     CODES,
     N,
@@ -192,6 +193,43 @@ def test_a_run_is_the_same_alone_and_among_others(name: str) -> None:
     alone = trained(method, seeds=(4,), sigma=sigma)
     torch.testing.assert_close(alone, trained(method, sigma=sigma)[1:2], rtol=1e-4, atol=1e-5)
     assert not torch.equal(alone, trained(method, seeds=(6,), sigma=sigma))
+
+
+SOURCES = {"ring": RingPrefetch, "cdt": CdtTable, "table": SampleTable}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_noise_source_serves_every_run_resumed_or_not(name: str, source: str) -> None:
+    method, sigma = METHODS[name]
+    given: dict[str, Any] = {"sigma": sigma, "noise_source": SOURCES[source]}
+    begun = training(method, **given)
+    for _ in range(3):
+        begun.step()
+    resumed = training(method, **given)
+    resumed.load_state_dict(begun.state_dict())
+    resumed.run()
+    whole = trained(method, **given)
+    assert torch.equal(values(resumed), whole)
+    inline = trained(method, sigma=sigma)
+    assert torch.equal(whole, inline) is (source == "ring")
+    alone = trained(method, seeds=(4,), **given)
+    torch.testing.assert_close(alone, whole[1:2], rtol=1e-4, atol=1e-5)
+
+
+def test_sources_are_refused_where_there_is_no_noise_and_states_know_them() -> None:
+    for method in (NonPrivate(), SPOF(epsilon=math.inf, mode="published")):
+        with pytest.raises(InvalidInput, match="draws noise"):
+            training(method, noise_source=CdtTable)
+    method = SPOF(epsilon=2.0)
+    begun = training(method, noise_source=CdtTable)
+    begun.step()
+    for other in (None, SampleTable, lambda: CdtTable(word_bits=40)):
+        with pytest.raises(InvalidInput, match="Resume with the settings"):
+            training(method, noise_source=other).load_state_dict(begun.state_dict())
+    ring = training(method, noise_source=RingPrefetch)
+    ring.step()
+    training(method).load_state_dict(ring.state_dict())
 
 
 @pytest.mark.parametrize("name", METHODS)

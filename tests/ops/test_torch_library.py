@@ -19,6 +19,7 @@ from dpkern.base import text as texts
 from dpkern.base.errors import InvalidInput
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import coef, ghost, noise, spectral, update
+from dpkern.ops._draws import SampleReads
 from dpkern.ops._library import OPERATORS
 
 KEY = Key.from_unsafe_seed(6)
@@ -31,6 +32,10 @@ def _draws() -> update.Draws:
     made = {"position": 0, "count": 1100}
     values = noise.lattice_draws(STREAM, **made)
     return update.Draws(0, values, noise.rounding_bits(ROUNDING, **made))
+
+
+def _reads() -> SampleReads:
+    return SampleReads(1, torch.arange(7, dtype=torch.int16), cursor=2, shift=10)
 
 
 def _release() -> coef.Noise:
@@ -116,6 +121,8 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "lattice_draws.out": lambda: _call(STREAM, position=3, count=5, out=r(5).int()),
     "rounding_bits": lambda: _call(ROUNDING, position=3, count=5, device="cpu"),
     "rounding_bits.out": lambda: _call(ROUNDING, position=3, count=5, out=r(5).short()),
+    "source_draws": lambda: _call(_draws(), position=3, count=5),
+    "source_draws.out": lambda: _call(_reads(), position=3, count=5, out=r(5).int()),
     "matmul": lambda: _call(r(2, 3), r(4, 3).t(), bias=r(4)),
     "lstm": lambda: _call(
         *(r(2, 3, 5), r(2, 4), r(2, 4), r(16, 5), r(16, 4), r(16), r(16)), reverse=True

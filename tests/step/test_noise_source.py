@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpkern import DPStep, InvalidInput, PrivacyError
+from dpkern.base.rng import Key
 from dpkern.ops import noise, update
 from dpkern.privacy.mechanisms import (
     DPSGD,
@@ -23,7 +24,14 @@ from dpkern.privacy.mechanisms import (
 )
 from dpkern.step import noise_binding as _step_source
 from dpkern.step import sums as _step_sums
-from dpkern.step.noise_tables import Layout, RingPrefetch, _producers
+from dpkern.step.noise_tables import (
+    CdtTable,
+    Layout,
+    NoiseSource,
+    RingPrefetch,
+    SampleTable,
+    _producers,
+)
 from dpkern.step.noise_tables import ring as ring_module
 from tests.engine.engine_run import Run
 from tests.engine.released_cases import Made, crop, gradients, make
@@ -78,6 +86,80 @@ def test_a_ring_changes_no_bit(mechanism: Mechanism, rule: update.Rule | None) -
         assert step.words == plain.words
         assert step.state_dict()["ledger"] == plain.state_dict()["ledger"]
         assert not equal(got, trained(make(mechanism, optimizer=rule, seed=8)))
+
+
+def in_memory(kind: type[NoiseSource]) -> NoiseSource:
+    """A source whose draws are written to memory before the step's kernels read them."""
+
+    class Written(kind):  # type: ignore[misc, valid-type]
+        def _placed(self, draws: update.Draws) -> update.Draws:
+            assert not draws.in_memory
+            place: dict[str, Any] = {"position": draws.first, "count": self.layout.count}
+            return update.Draws(draws.first, noise.source_draws(draws, **place))
+
+    made: NoiseSource = Written()
+    return made
+
+
+@pytest.mark.parametrize("kind", [CdtTable, SampleTable])
+@pytest.mark.parametrize(("mechanism", "rule"), CASES.values(), ids=CASES)
+def test_kernels_that_read_a_table_have_the_bits_of_draws_in_memory(
+    kind: type[NoiseSource], mechanism: Mechanism, rule: update.Rule | None
+) -> None:
+    got = trained(make(mechanism, optimizer=rule, noise_source=kind()))
+    assert equal(got, trained(make(mechanism, optimizer=rule, noise_source=in_memory(kind))))
+    assert not equal(got, trained(make(mechanism, optimizer=rule)))
+
+
+@pytest.mark.parametrize("kind", [CdtTable, SampleTable])
+def test_a_table_is_empty_for_whoever_keeps_its_draws(kind: type[NoiseSource]) -> None:
+    with kind() as source:
+        step = make(CASES["float"][0], optimizer=SGD, noise_source=source)
+        kept = source.take(1)
+        source.done()
+        with pytest.raises(InvalidInput, match="a table that is in use"):
+            noise.source_draws(kept, position=0, count=5)
+        with pytest.raises(PrivacyError, match="a step after 1"):
+            trained(step, 1)
+        other = make(CASES["float"][0], optimizer=SGD, noise_source=kind())
+        trained(other, 2)  # its table is the same memory, and still there
+
+
+@pytest.mark.parametrize("kind", [CdtTable, SampleTable])
+def test_a_table_in_a_run_that_is_resumed(kind: type[NoiseSource]) -> None:
+    mechanism, rule = CASES["float"]
+    wanted = trained(make(mechanism, optimizer=rule, noise_source=kind()), 5)
+    begun = make(mechanism, optimizer=rule, noise_source=kind())
+    trained(begun, 2)
+    again = make(mechanism, optimizer=rule, noise_source=kind())
+    for mine, theirs in zip(again.params, begun.params, strict=True):
+        mine.copy_(theirs)
+    again.load_state_dict(begun.state_dict())
+    for k in range(2, 5):
+        for batch in (2, 0, 1):
+            again.add(gradients(batch, seed=10 * again.steps + k + batch))
+        again.finish()
+    assert equal(again.params, wanted)
+
+
+@pytest.mark.parametrize("kind", [CdtTable, SampleTable])
+def test_another_thread_gets_no_draws_of_a_step_under_way(kind: type[NoiseSource]) -> None:
+    faults: list[BaseException] = []
+    with kind() as source:
+        layout = Layout.of("laplace", (0,), (100,), "cpu", rounding=False)
+        source.bind(Key.from_unsafe_seed(1), layout)
+        source.take(1)
+
+        def other() -> None:
+            try:
+                source.take(2)
+            except PrivacyError as fault:
+                faults.append(fault)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert [str(fault).count("another thread") for fault in faults] == [1]
 
 
 def test_what_the_producer_has_not_begun_is_made_by_the_step(

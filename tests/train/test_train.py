@@ -23,6 +23,7 @@ from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT, write_atomically
 from dpkern.base.rng import Purpose
 from dpkern.engine.demo.models import evaluate
 from dpkern.engine.parameter import PrivateParameter
+from dpkern.step.noise_tables import SampleTable
 from dpkern.train import Session, build
 from dpkern.train.checkpoint import read
 from dpkern.train.options import CLIPPINGS, OPTIMIZERS, SAMPLINGS
@@ -248,8 +249,7 @@ def test_an_interrupted_session_goes_on_with_its_source(options: dict[str, Any])
 @pytest.mark.parametrize(
     "change",
     [
-        {"noise_source": "cdt"},
-        {"noise_source": "sample"},
+        {"noise_source": "samples"},
         RING | {"noise_multiplier": 0.0},
         RING | {"mechanism": "randomized_response", "epsilon": 1.0, "noise_multiplier": None},
         RING | {"mechanism": "pruned"},
@@ -262,6 +262,64 @@ def test_noise_that_cannot_be_made_ahead(options: dict[str, Any], change: dict[s
         Session(given)
     assert caught.value.name == "noise_source"
     assert not options["out"].exists()
+
+
+@pytest.mark.parametrize("mode", ["corrected", "published"])
+def test_noise_from_samples_is_called_non_private(options: dict[str, Any], mode: str) -> None:
+    given = options | {"noise_source": "table", "mode": mode}
+    assert "epsilon" not in given
+    session = Session(given)
+    summary = session.run()
+    assert source_of(session) == "table"
+    source = session.noise_source
+    assert isinstance(source, SampleTable)
+    assert source.shape.distribution == "gaussian"
+    for name in ("epsilon_claimed", "epsilon_certified"):
+        assert summary[name] in (math.inf, "inf")
+    assert summary["certified_for"] == "nothing"
+    assert "no DP guarantee" in summary["non_private"]
+    assert summary["noise"]["provenance"]["source"] == "table"
+
+
+def test_noise_from_a_cumulative_table_is_paid_for(options: dict[str, Any]) -> None:
+    certified = {}
+    for name in ("inline", "cdt"):
+        given = options | {"noise_source": name, "out": options["out"] / name}
+        session = Session(given)
+        summary = session.run()
+        assert source_of(session) == name
+        certified[name] = summary["epsilon_certified"]
+        notes = summary["certificate"]["notes"]
+        assert any("64-bit words" in note for note in notes) is (name == "cdt")
+    assert certified["inline"] <= certified["cdt"] <= certified["inline"] * 1.001
+
+
+def test_a_resumed_run_pays_for_each_steps_own_source(options: dict[str, Any]) -> None:
+    interrupted(options, 3)
+    again = {"out": options["out"], "resume": True, "figure": False, "noise_source": "table"}
+    summary = Session(again).run()
+    assert summary["epsilon_certified"] in (math.inf, "inf")
+    assert "no DP guarantee" in summary["non_private"]
+
+
+def test_no_noise_is_calibrated_to_what_samples_cannot_have(options: dict[str, Any]) -> None:
+    given = {name: value for name, value in options.items() if name != "noise_multiplier"}
+    with pytest.raises(PrivacyError, match="--noise-multiplier instead"):
+        Session(given | {"epsilon": 3.0, "noise_source": "table"})
+    multiplier = {}
+    for name in ("inline", "cdt"):
+        multiplier[name] = Session(
+            given | {"epsilon": 3.0, "noise_source": name}
+        ).mechanism.noise_multiplier
+    assert multiplier["inline"] <= multiplier["cdt"]
+
+
+@pytest.mark.parametrize("source", ["cdt", "table"])
+def test_an_audit_of_inline_noise_says_nothing_of_a_tables(
+    options: dict[str, Any], source: str
+) -> None:
+    with pytest.raises(InvalidInput, match="inline noise"):
+        Session(options | {"noise_source": source, "audit": 100})
 
 
 @pytest.mark.parametrize("named", ["option", "environment"])

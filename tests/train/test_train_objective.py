@@ -17,6 +17,7 @@ from dpkern.objective import SpofTraining, VisitSchedule
 from dpkern.objective.records import load
 from dpkern.privacy.mechanisms import SPOF
 from dpkern.train import checkpoint, objective_mechanism
+from dpkern.train.noise_sources import SOURCES
 from dpkern.train.objective import ObjectiveSession
 from dpkern.train.session_factory import make_session
 
@@ -246,6 +247,48 @@ def test_a_complete_run_and_other_records_are_refused(
         make_session(again)
 
 
+@pytest.mark.parametrize("mechanism", ["spof", "fm"])
+def test_every_source_trains_and_says_what_it_is(options: dict[str, Any], mechanism: str) -> None:
+    given = options | {"mechanism": mechanism}
+    given |= {"users": 1} if mechanism == "fm" else {}
+    found = {}
+    for name in SOURCES:
+        more = {"noise_source": name, "out": options["out"] / name, "unsafe_seed": 5}
+        session = started(given | more)
+        summary = session.run()
+        assert summary["noise"]["source"] == name
+        found[name] = summary, session.training.weights.encoder
+    assert torch.equal(found["inline"][1], found["ring"][1])
+    assert not torch.equal(found["inline"][1], found["cdt"][1])
+    for name, (summary, _) in found.items():
+        secret, claimed = summary["epsilon_if_seed_secret"], summary["epsilon_claimed"]
+        lost = name == "table"
+        assert (claimed in (math.inf, "inf")) is (secret in (math.inf, "inf")) is lost
+        assert ("no DP guarantee" in summary["non_private"]) is lost
+    assert any("total variation" in note for note in found["cdt"][0]["certificate"]["notes"])
+
+
+def test_the_certificate_pays_for_a_cumulative_table() -> None:
+    mechanism = SPOF(epsilon=2.0)
+    given: dict[str, Any] = {"visits": 3, "seeded": False}
+    plain = objective_mechanism.certificate(mechanism, **given)
+    near = objective_mechanism.certificate(mechanism, variation=1e-15, **given)
+    far = objective_mechanism.certificate(mechanism, variation=1e-3, **given)
+    assert (near.epsilon, far.epsilon) == (plain.epsilon, math.inf)
+    paid = 3 * 2**20 * (1 + math.exp(plain.epsilon)) * 1e-15
+    assert near.delta - plain.delta == pytest.approx(paid)
+    assert far.certified_for == "nothing"
+
+
+def test_a_run_with_a_tables_noise_is_not_resumed_with_anothers(options: dict[str, Any]) -> None:
+    interrupted(options | {"noise_source": "cdt"}, 3)
+    again = {"out": options["out"], "resume": True}
+    for source in ({}, {"noise_source": "table"}):
+        with pytest.raises(InvalidInput, match="settings that the state"):
+            make_session(again | source)
+    make_session(again | {"noise_source": "cdt"}).run()
+
+
 def test_a_run_that_diverges_stops_and_says_so(options: dict[str, Any]) -> None:
     given = options | {"mode": "published", "epochs": 50, "unsafe_seed": 7}
     summary = started(given).run()
@@ -262,7 +305,7 @@ def test_a_run_that_diverges_stops_and_says_so(options: dict[str, Any]) -> None:
         ({"max_grad_norm": 1.0}, "max_grad_norm"),
         ({"sampling": "poisson"}, "sampling"),
         ({"delta": 1e-5}, "delta"),
-        ({"noise_source": "ring"}, "noise_source"),
+        ({"noise_source": "dice"}, "noise_source"),
         ({"diagnostics": True}, "diagnostics"),
         ({"mechanism": "dpsgd"}, "samples"),
         ({"mechanism": "secret"}, "mechanism"),

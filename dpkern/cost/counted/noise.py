@@ -10,7 +10,8 @@ from torch.autograd.graph import increment_version
 from ...base.codes import DISTRIBUTIONS
 from ...base.errors import InvalidInput
 from ...base.rng import Stream
-from ...ops import noise, update
+from ...ops import noise
+from ...ops._draws import Draws
 from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
 from ._tally import CountedRun, Kernel
@@ -49,6 +50,14 @@ def _rounding_bits(
     return out, tallied(packed)[1]
 
 
+def _source_draws(
+    draws: Draws, *, position: int, count: int, out: torch.Tensor | None = None, **_: Any
+) -> tuple[torch.Tensor, CountedRun]:
+    out = torch.empty(count, dtype=torch.int32) if out is None else out
+    made = kernels().source_draws(out.data_ptr(), BYTES["Draws"](draws), position, count)
+    return out, tallied(made)[1]
+
+
 def _add_noise(
     x: torch.Tensor,
     *,
@@ -57,7 +66,7 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
-    draws: update.Draws | None = None,
+    draws: Draws | None = None,
 ) -> tuple[torch.Tensor, CountedRun]:
     if draws is not None:
         raise InvalidInput(
@@ -91,5 +100,6 @@ KERNELS: dict[str, Kernel] = {
     "noise.keystream": _keystream,
     "noise.lattice_draws": _lattice_draws,
     "noise.rounding_bits": _rounding_bits,
+    "noise.source_draws": _source_draws,
     "noise.add_noise": _add_noise,
 }

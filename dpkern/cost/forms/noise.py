@@ -9,13 +9,13 @@ import torch
 
 from ...base.counts import Counts, Item, Itemised
 from ...ops import noise
+from ...ops._draws import CdtDraws, Draws, SampleReads
 from ...ops.noise import TILE, tiles
-from ...ops.update import Draws
 from ._form import Form
 from ._layers import moved
 
-NOISE_WORDS, ROUNDING_WORDS = 768, 256
-"""Keystream words of a tile: 48 and 16 cipher blocks."""
+NOISE_WORDS, ROUNDING_WORDS, CDT_WORDS = 768, 256, 1024
+"""Keystream words of a tile: 48, 16 and 64 cipher blocks."""
 
 _DRAW = Counts(ADD=2, AND=4, XOR=1, OR=1, SHIFT=4, MUX=1, CMP=2)
 """The operations of one draw.
@@ -26,6 +26,12 @@ escapes, sign, 14 uniform bits, sum.
 _FOUR_DRAWS = 4 * _DRAW + Counts(SHIFT=5)
 """Four draws: shifts by 0, 16, 0, 16 and 0, 8, 16, 24 bits, of which those by 0 cost nothing."""
 _SECOND_UNIFORM = Counts(ADD=1, AND=1, SHIFT=1)
+_CDT_DRAW = Counts(ADD=2, SUB=1, AND=5, XOR=1, OR=2, SHIFT=6, CMP=2)
+"""A draw from a cumulative table.
+
+Bucket and its entry (which is read for nothing), comparison with its boundary, mark of what the
+search must decide, sign, 14 uniform bits, sum.
+"""
 _RELEASE_INTEGER = Counts(ADD=2, AND=1, SHIFT=2)
 _RELEASE_FLOAT = Counts(ADD=4, SUB=2, MUL=3, CVT=5, CMP=1, SHIFT=1)
 """The release of a float: floor, 16-bit fraction, carry, whole cells, the rest, the sum with X."""
@@ -64,13 +70,34 @@ def drawn(
     made = (
         streamed(position, count, distribution)
         if ahead is None
-        else _made_ahead(count, torch.int32)
+        else from_source(ahead, position, count)
     )
     if not rounded:
         return made
     if ahead is not None and ahead.rounding is not None:
         return made + _made_ahead(count, torch.int16)
     return made + roundings(position, count)
+
+
+def from_source(source: Draws, position: int, count: int) -> Itemised:
+    """Count ``count`` draws from ``position`` on, prefetched or read from a table."""
+    if isinstance(source, SampleReads):
+        shifted = Counts(SHIFT=TILE * tiles(position, count) if source.shift else 0)
+        note = "whole tiles of 512; what a table holds is read for nothing"
+        return Itemised((Item(name="table reads", counts=shifted, note=note, flops=0),))
+    if isinstance(source, CdtDraws):
+        tile = TILE * _CDT_DRAW + Counts(CMP=16)
+        if source.distribution == "gaussian":
+            tile += TILE * _SECOND_UNIFORM
+        n = tiles(position, count)
+        note = "whole tiles of 512; searches apart"
+        return Itemised(
+            (
+                Item(name="index words", counts=Counts(RNG=CDT_WORDS * n)),
+                Item(name="table draws", counts=n * tile, note=note, flops=0),
+            )
+        )
+    return _made_ahead(count, torch.int32)
 
 
 def _made_ahead(count: int, dtype: torch.dtype) -> Itemised:
@@ -107,6 +134,12 @@ def lattice_draws(
     """Count ``noise.lattice_draws``."""
     written = replace(moved([], [(count, torch.int32)]), name="written")
     return streamed(position, count, distribution) + Itemised((written,))
+
+
+def source_draws(draws: Draws, *, position: int, count: int, **_: Any) -> Itemised:
+    """Count ``noise.source_draws``."""
+    written = replace(moved([], [(count, torch.int32)]), name="written")
+    return from_source(draws, position, count) + Itemised((written,))
 
 
 def rounding_bits(*args: Any, position: int, count: int, **_: Any) -> Itemised:
@@ -152,5 +185,6 @@ FORMS: dict[str, Form] = {
     "noise.keystream": keystream,
     "noise.lattice_draws": lattice_draws,
     "noise.rounding_bits": rounding_bits,
+    "noise.source_draws": source_draws,
     "noise.add_noise": add_noise,
 }

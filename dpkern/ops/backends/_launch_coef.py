@@ -167,6 +167,8 @@ def expanded(
 def _refuse(
     on: Device, first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
 ) -> str | None:
+    if noise is not None and noise.draws is not None and not noise.draws.in_memory:
+        return "takes prefetched draws, got a table to read them from"
     if noise is not None and noise.draws is not None and noise.draws.rounding is None:
         return "takes prefetched draws with their rounding bits only"
     return refuse_first(on, first)

@@ -141,6 +141,8 @@ def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | 
 
 def _refuse_draws(sums: Tensors, noise: update.Noise | None) -> str | None:
     draws = None if noise is None else noise.draws
+    if draws is not None and not draws.in_memory:
+        return "takes prefetched draws, got a table to read them from"
     if draws is not None and draws.rounding is None and sums and sums[0].dtype not in _SUM_CODES:
         return "takes prefetched draws for float sums with their rounding bits only"
     return None

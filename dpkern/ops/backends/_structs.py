@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ...base import layouts
-from ...base.codes import DISTRIBUTIONS
+from ...base.codes import DISTRIBUTIONS, DrawSource
 from ...base.rng import Stream
+from .. import _cdt
 from .._clip_request import ClipBounds
 from .._coef_noise import CoefNoise
-from .._draws import Draws
+from .._draws import CdtDraws, Draws, SampleReads
 from .._update_noise import UpdateNoise
 from ..ghost._conv_geometry import Geometry
 
@@ -45,11 +46,26 @@ def _draws(value: Draws) -> bytes:
     return layouts.DRAWS.pack(*_draws_fields(value))
 
 
-def _draws_fields(value: Draws | None) -> tuple[int, int, int, int]:
+_NO_STREAM = (b"", 0, 0, 0)
+_NO_DRAWS = (DrawSource.stream, *(0,) * 9, *_NO_STREAM)
+
+
+def _draws_fields(value: Draws | None) -> tuple[int | bytes, ...]:
     if value is None:
-        return 0, 0, 0, 0
+        return _NO_DRAWS
+    address, size = value.values.data_ptr(), len(value.values)
+    if isinstance(value, SampleReads):
+        wide = value.values.dtype is torch.int32
+        source = DrawSource.samples32 if wide else DrawSource.samples16
+        table = address, size, value.cursor, value.shift
+        return source, 0, value.first, 0, 0, 0, *table, *_NO_STREAM
+    if isinstance(value, CdtDraws):
+        assert value.stream is not None
+        law = DISTRIBUTIONS.code(value.distribution)
+        table = address, _cdt.boundaries_in(value.values), 0, 0
+        return DrawSource.cdt, law, value.first, 0, 0, 0, *table, *value.stream.packed()
     bits = 0 if value.rounding is None else value.rounding.data_ptr()
-    return value.first, len(value.values), value.values.data_ptr(), bits
+    return DrawSource.values, 0, value.first, size, address, bits, 0, 0, 0, 0, *_NO_STREAM
 
 
 def _update_noise(value: UpdateNoise) -> bytes:

@@ -59,6 +59,7 @@ COMPILED = (
     "noise.keystream",
     "noise.lattice_draws",
     "noise.rounding_bits",
+    "noise.source_draws",
     "product.matmul",
     "recurrent.gru",
     "recurrent.gru_backward",

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from ...base.errors import InvalidInput
 from ...base.validate import integer
-from ..accounting import Certificate
+from ..accounting import Certificate, shown_bound
 from ..accounting.events import LAPLACE_EVENT, ElementaryEvent, EventSpec, build
 from ..accounting.history import NOTHING
-from ..accounting.tails import tail_delta
+from ..accounting.tails import tail_delta, variation_cost
 from .catalogue import CataloguedMechanism
 from .notes import Note
 
@@ -146,6 +146,30 @@ class ObjectivePerturbation(CataloguedMechanism):
             key: "inf" if value == math.inf else value for key, value in self.options().items()
         }
         return {"mechanism": self.name, **plain}
+
+
+def near_law(found: Certificate, *, variation: float, draws: int) -> Certificate:
+    """Return a certificate for noise that is near the law that it speaks of.
+
+    Args:
+        found: what the law itself certifies.
+        variation: total variation distance of a coordinate's noise from the law.
+        draws: of one record, all visits together: each takes ``(1 + e^epsilon) variation`` of
+            delta, as for releases of sums (``accounting.tails.variation_cost``).
+    """
+    if not variation:
+        return found
+    note = (
+        f"each coordinate's noise is within total variation {shown_bound(variation)} of its law, "
+        f"which takes (1 + e^epsilon) of that from delta for each of {draws} draws"
+    )
+    found = replace(found, notes=(*found.notes, note))
+    if math.isinf(found.epsilon):
+        return found
+    delta = found.delta + variation_cost(found.epsilon) * draws * variation
+    if delta >= 1:
+        return replace(found, epsilon=math.inf, delta=1.0, certified_for=NOTHING)
+    return replace(found, delta=delta)
 
 
 def cut_tail(epsilon: float, coordinates: int, *, releases: int = 1) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,9 +13,10 @@ import torch
 from ...base import validate as check
 from ...base.laws import GAUSSIAN, LAPLACE, LAWS, gaussian_tail
 from ...base.masses import gaussian_masses, laplace_masses
+from ...ops import _cdt
 
-HIGH_BITS = 62
-"""Bits of an index that are compared as one int64; the others decide ties."""
+MOST_BITS = 124
+"""The longest words: kernels compare 32 bits of an index, and 96 more where these do not decide."""
 
 
 def magnitudes(law: str) -> tuple[list[int], int]:
@@ -50,7 +50,7 @@ class CdtLaw:
 
     def __post_init__(self) -> None:
         check.choice(LAWS, law=self.law)
-        check.integer(8, 2 * HIGH_BITS, word_bits=self.word_bits)
+        check.integer(8, MOST_BITS, word_bits=self.word_bits)
 
     @cached_property
     def cumulative(self) -> tuple[int, ...]:
@@ -88,18 +88,10 @@ class CdtLaw:
         """Memory of the table in bits: one word for each entry but the last."""
         return self.word_bits * (len(self.cumulative) - 1)
 
-    def magnitude(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """Return k for ``W = high 2^(w - h) + low``, int64; ``high`` has h = min(w, 62) bits."""
-        rest = max(0, self.word_bits - HIGH_BITS)
-        table = self.cumulative[:-1]
-        heads = torch.tensor([entry >> rest for entry in table], dtype=torch.int64)
-        k = torch.searchsorted(heads, high, right=True)
-        if rest:
-            first = torch.searchsorted(heads, high, right=False)
-            for i in (k != first).nonzero().flatten().tolist():  # as rare as 2^-62
-                word = (int(high[i]) << rest) | int(low[i])
-                k[i] = bisect_right(table, word)
-        return k
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """The table as kernels read it, int32: the boundaries below 2^w, and a guide to them."""
+        return _cdt.packed(self.cumulative[:-1], self.word_bits)
 
 
-__all__ = ["HIGH_BITS", "CdtLaw", "magnitudes"]
+__all__ = ["MOST_BITS", "CdtLaw", "magnitudes"]

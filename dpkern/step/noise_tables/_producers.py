@@ -16,7 +16,7 @@ import torch
 
 from ...base.threads import limited
 from ...ops.update import Draws
-from .source import Layout
+from .source import Layout, alias
 
 _NICE = 19
 """The lowest priority that Linux has."""
@@ -63,7 +63,7 @@ class BlockBuffer:
 
     def handed_out(self, first: int) -> Draws:
         """Return the block for its consumer, which loses it when these tensors are emptied."""
-        values, *rounding = map(_alias, self.tensors)
+        values, *rounding = map(alias, self.tensors)
         return Draws(first, values, rounding[0] if rounding else None)
 
     def wipe(self) -> None:
@@ -81,12 +81,6 @@ def _give_way() -> None:
     Linux has priorities of threads.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory under a tensor of its own, which can be emptied alone."""
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(tensor)  # type: ignore[call-overload, no-any-return]
 
 
 class Producer(Protocol):

@@ -96,8 +96,8 @@ class RingPrefetch(NoiseSource):
 
     def _filled(self, step: int, layout: Layout) -> _Block:
         assert self._producer is not None
-        starts = iter(range(0, layout.count, PIECE))
-        pieces = _Pieces(self._free[-1], self._streams(step), layout, self._backend, starts)
+        starts, first = iter(range(0, layout.count, PIECE)), layout.place(step)[1]
+        pieces = _Pieces(self._free[-1], self._streams(step), layout, first, self._backend, starts)
         work = self._producer.submit(partial(pieces.fill, self._producer))
         self._free.pop()
         return _Block(step, pieces, work)
@@ -129,7 +129,7 @@ class RingPrefetch(NoiseSource):
         self._words["produced"] += self._size
         self._words["consumed"] += self._size
         self._used = block.memory
-        return self._producer.handed_out(block.memory, self._layout.first)
+        return self._producer.handed_out(block.memory, block.pieces.first)
 
     def _returned(self) -> None:
         assert self._used is not None
@@ -178,8 +178,9 @@ class RingPrefetch(NoiseSource):
     def _streams(self, step: int) -> tuple[Stream, Stream]:
         assert self._key is not None
         assert self._layout is not None
-        law = self._key.stream(purpose_of(self._layout.law), step)
-        return law, self._key.stream(Purpose.ROUNDING, step)
+        number, _ = self._layout.place(step)
+        law = self._key.stream(purpose_of(self._layout.law), number)
+        return law, self._key.stream(Purpose.ROUNDING, number)
 
     @property
     def _size(self) -> int:
@@ -194,6 +195,7 @@ class _Pieces:
         memory: where they go.
         streams: of the draws and of the rounding bits.
         layout: which draws.
+        first: position of the first of them.
         backend: name of the backend that makes them.
         starts: of the pieces that no thread has begun; each is given to one thread.
     """
@@ -201,6 +203,7 @@ class _Pieces:
     memory: BlockBuffer
     streams: tuple[Stream, Stream]
     layout: Layout
+    first: int
     backend: str | None
     starts: Iterator[int]
 
@@ -210,7 +213,7 @@ class _Pieces:
             if producer.ended:
                 return
             count = min(PIECE, self.layout.count - start)
-            where: dict[str, Any] = {"position": self.layout.first + start, "count": count}
+            where: dict[str, Any] = {"position": self.first + start, "count": count}
             where |= {"device": self.layout.device, "backend": self.backend}
             values = self.memory.values[start : start + count]
             noise.lattice_draws(self.streams[0], distribution=self.layout.law, out=values, **where)

@@ -7,51 +7,64 @@ non-private.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ...base.rng import Key, Purpose
 from ...ops import noise
-from ...ops.update import Draws
+from ...ops._draws import Draws, SampleReads
 from ...privacy.accounting import Accountable, events
 from ...privacy.accounting.events import EventSpec
 from ...privacy.accounting.history import NOTHING
 from ...privacy.mechanisms.plan import Plan
 from ._table import SCALE_BITS, TableShape
-from .source import NoiseSource
+from .source import Layout, NoiseSource, alias
 
 SAMPLES, POINTER, MASK = 1, 2, 3
 """Their stream numbers; 0 is that of fresh indices."""
 
 
+_PIECE = 1 << 20
+"""Reads whose indices are in memory together."""
+_FEW = 1 << 11
+"""Reading orders are repeated up to so many entries: kernels then seldom begin anew."""
+
+
 class SampleTable(NoiseSource):
     """A noise source that reads draws from a table filled once, from the run's key.
 
-    A step reads as many samples as it has positions and goes on where the last one stopped. Not
-    private, whatever its size: epsilon is infinite.
+    A step reads as many samples as it has positions and goes on where the one before it stopped.
+    The table is laid out in that order once, in the hardware's bits, so that on a CPU the step's
+    own kernels read it from end to end; with ``scrambled`` the order is another one at every step,
+    and is laid out anew. Not private, whatever its size: epsilon is infinite.
 
     Args:
         shape: contents and reading order; its ``distribution`` is what the samples look like,
-            whatever the mechanism asks for.
+            whatever the mechanism asks for. None is 2^16 samples of the law that it asks for.
     """
 
-    name = "samples"
+    name = "table"
 
     def __init__(self, shape: TableShape | None = None) -> None:
         super().__init__()
-        self.shape = TableShape() if shape is None else shape
-        self._table = torch.empty(0, dtype=torch.int64)
-        self._pointer = 0
+        self.shape, self._follows = shape or TableShape(), shape is None
+        self._table = self._order = torch.empty(0, dtype=torch.int16)
+        self._start = 0
         self._reads = 0
 
     def covered(self, plan: Plan) -> Accountable:
         return _Uncovered(plan, self.warning)
 
+    def bind(self, key: Key, layout: Layout, *, backend: str | None = None) -> None:
+        super().bind(key, layout, backend=backend)
+        if self._follows:
+            self.shape = replace(self.shape, distribution=layout.law)
+
     @property
     def settings(self) -> tuple[object, ...]:
-        return self.name, self.shape
+        return self.name, None if self._follows else self.shape
 
     def words(self, plan: Plan) -> dict[str, int]:
         """Return keystream words of the rounding alone: nothing else is fresh."""
@@ -85,16 +98,35 @@ class SampleTable(NoiseSource):
     def _made(self, step: int) -> Draws:
         self._begin(step)
         assert self._layout is not None
-        mask = self._secret(step, MASK) if self.shape.scrambled else 0
-        indices, self._pointer = self.shape.indices(self._pointer, self._layout.count, mask)
-        self._reads += self._layout.count
-        units = self._table[indices] << (SCALE_BITS - self.shape.fraction_bits)
-        return Draws(self._layout.first, units.to(torch.int32).to(self._layout.device))
+        (_, first), count = self._layout.place(step), self._layout.count
+        # Reads of the steps before this one; blocks of one stream are numbered from 0.
+        before = count * (step if self._layout.one_stream is not None else step - 1)
+        if self.shape.scrambled:
+            pointer = (self._start + self.shape.stride * before) % self.shape.entries
+            reads = max(1, min(count, self.shape.period))
+            order, cursor = self._ordered(pointer, reads, self._secret(step, MASK)), 0
+        else:
+            order, cursor = self._order, before % self.shape.period
+        self._reads += count
+        shift = SCALE_BITS - self.shape.fraction_bits
+        return self._placed(SampleReads(first, alias(order), cursor=cursor, shift=shift))
 
     def _fill(self) -> None:
         assert self._key is not None
-        self._table = table_of(self._key, self.shape)
-        self._pointer = self._secret(0, POINTER)
+        narrow = torch.int16 if self.shape.word_bits <= 16 else torch.int32
+        self._table = table_of(self._key, self.shape).to(narrow)
+        self._start = self._secret(0, POINTER)
+        if not self.shape.scrambled:
+            self._order = self._ordered(self._start, self.shape.period)
+
+    def _ordered(self, pointer: int, reads: int, mask: int = 0) -> torch.Tensor:
+        """Return what these reads fetch, one behind the other, several times if they are few."""
+        made = torch.empty(reads, dtype=self._table.dtype)
+        for start in range(0, reads, _PIECE):
+            part = made[start : start + _PIECE]
+            indices, pointer = self.shape.indices(pointer, len(part), mask)
+            torch.take(self._table, indices, out=part)
+        return made.repeat(-(-_FEW // reads))
 
     def _secret(self, step: int, which: int) -> int:
         """Return a secret index."""
@@ -103,9 +135,13 @@ class SampleTable(NoiseSource):
         word = noise.keystream(stream, first_block=0, blocks=1)[0]
         return int(word) & (self.shape.entries - 1)
 
+    def _forked(self) -> None:
+        self._table = self._order = torch.empty(0, dtype=torch.int16)
+
     def _end(self) -> None:
         self._table.zero_()
-        self._table = torch.empty(0, dtype=torch.int64)
+        self._order.zero_()
+        self._forked()
 
 
 def table_of(key: Key, shape: TableShape) -> torch.Tensor:

@@ -39,6 +39,8 @@ class Layout:
         count: how many, up to the end of the last tensor.
         rounding: whether float sums need the bits of stochastic rounding, too.
         device: where the parameters are.
+        one_stream: None where every step has streams of its own; else the number in the nonce of
+            those that all steps share, step t with the draws from ``first + t count`` on.
 
     Raises:
         InvalidInput: an unknown law or device, or numbers out of range.
@@ -49,11 +51,14 @@ class Layout:
     count: int
     rounding: bool
     device: torch.device
+    one_stream: int | None = None
 
     def __post_init__(self) -> None:
         check.choice(LAWS, law=self.law)
         check.integer(0, 2**62, first=self.first)
         check.integer(0, 2**40, count=self.count)
+        if self.one_stream is not None:
+            check.integer(0, LAST_STEP, one_stream=self.one_stream)
         check_place(self.device)
         here = torch.empty(0, device=self.device).device  # "cuda" with its number
         object.__setattr__(self, "device", here)
@@ -91,6 +96,17 @@ class Layout:
         sizes = [block.size for block in plan.blocks]
         floats = plan.arithmetic == "float"
         return cls.of(plan.distribution, plan.positions, sizes, device, rounding=floats)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the number in the nonce of a step's streams, and the position of its first draw.
+
+        Raises:
+            InvalidInput: positions behind the end of the stream.
+        """
+        if self.one_stream is None:
+            return step, self.first
+        first = self.first + step * self.count
+        return self.one_stream, check.integer(0, 2**62, **{"position of the step": first})
 
     @property
     def words(self) -> int:
@@ -145,6 +161,20 @@ class NoiseSource(ABC):
             got = "one that was closed" if self._closed else "one that has a user"
             self._refuse("a new noise source", got)
         self._key, self._layout, self._backend = key, layout, backend
+
+    def bind_blocks(self, key: Key, *, law: str, stream: int, count: int) -> None:
+        """Make blocks of ``count`` draws from now on that follow each other in one stream.
+
+        Block t, taken as step t, has the draws that the stream ``stream`` of this law's purpose
+        has from position ``t count`` on, with rounding bits where they are prefetched.
+
+        Raises:
+            PrivacyError: as ``bind``.
+            InvalidInput: an unknown law, or numbers out of range.
+        """
+        place: dict[str, Any] = {"first": 0, "count": count, "one_stream": stream}
+        cpu = torch.device("cpu")
+        self.bind(key, Layout(law=law, rounding=True, device=cpu, **place))
 
     def prepare(self, step: int) -> None:
         """Announce that the draws of this step come next: a source that works ahead may begin.
@@ -220,6 +250,15 @@ class NoiseSource(ABC):
     @abstractmethod
     def _made(self, step: int) -> Draws:
         """Return the draws of this step; a source's own lock is held."""
+
+    def _placed(self, draws: Draws) -> Draws:
+        """Return these draws for kernels that read a table, and in a device's memory for others."""
+        assert self._layout is not None
+        layout = self._layout
+        if layout.device.type == "cpu":
+            return draws
+        place: dict[str, Any] = {"position": draws.first, "count": layout.count}
+        return Draws(draws.first, noise.source_draws(draws, device=layout.device, **place))
 
     def _begin(self, step: int) -> None:  # noqa: B027
         """Begin with this step, if the source works ahead."""
@@ -301,6 +340,12 @@ class NoiseSource(ABC):
         self._refuse("a source that stays where it was made", "a copy or a pickle")
 
 
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory under a tensor of its own, which can be emptied alone."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor)  # type: ignore[call-overload, no-any-return]
+
+
 def check_source(source: object) -> None:
     """Check that this is a noise source, or None.
 
@@ -316,4 +361,4 @@ def check_source(source: object) -> None:
         )
 
 
-__all__ = ["Layout", "NoiseSource", "check_source"]
+__all__ = ["Layout", "NoiseSource", "alias", "check_source"]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dpkern.base.rng import Purpose
-from dpkern.ops import coef, update
+from dpkern.ops import _cdt, coef, update
+from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.spectral import Band
 from dpkern.ops.spectral.bins import kept_bins
 from dpkern.ops.testing import KEY
@@ -109,6 +110,8 @@ COEFFICIENTS = Facts(
     bits=True,
     changes=frozenset({"out"}),
 )
+SAMPLES = SampleReads(0, torch.arange(-700, 700, dtype=torch.int16), cursor=3, shift=10)
+LOOKED_UP = CdtDraws(0, _cdt.packed([1 << 31, 3 << 30], 32), stream=STREAM, distribution="laplace")
 DRAWS = Facts(examples=({"stream": STREAM},), bits=True, samples="")
 EMBEDDING = Facts(
     examples=({"padding_idx": None}, {"padding_idx": 2}),
@@ -212,6 +215,9 @@ FACTS: dict[str, Facts] = {
     ),
     "noise.lattice_draws": DRAWS,
     "noise.rounding_bits": DRAWS,
+    "noise.source_draws": Facts(
+        examples=({"draws": SAMPLES}, {"draws": LOOKED_UP}), bits=True, samples=""
+    ),
     "product.matmul": Facts(samples="N"),
     "recurrent.gru": Facts(examples=_blocks(3), entries=STABLE, positive=frozenset({"H", "G"})),
     "recurrent.gru_backward": Facts(
