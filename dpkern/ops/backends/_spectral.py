@@ -15,7 +15,8 @@ from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._sizes import ConvolutionGrid
+from ..spectral._plan import plan_of, reaches, wide
+from ..spectral._sizes import ConvolutionGrid, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ._extension import on_cpu
@@ -70,6 +71,46 @@ def spectral_gather(
 
 
 @compiled
+def spectral_norm(
+    x: Float[Tensor, "B C H W"],
+    g: Float[Tensor, "B O Y X"],
+    lines: Int64[Tensor, "N"],
+    turns: Double[Tensor, "M"],
+    index: Int64[Tensor, "K"],
+    weights: Double[Tensor, "K J"],
+    x_weights: Double[Tensor, "K"],
+    g_weights: Double[Tensor, "L"],
+    errors: Double[Tensor, "E"],
+    share: float,
+    skew: bool,
+    groups: Index,
+    wide: bool,
+    x_bin: Int64[Tensor, "K A"] | None,
+    x_from: Int64[Tensor, "R"] | None,
+    x_turn: Double[Tensor, "R U"] | None,
+    x_count: Index,
+    g_bin: Int64[Tensor, "L A"] | None,
+    g_from: Int64[Tensor, "R"] | None,
+    g_turn: Double[Tensor, "R U"] | None,
+    g_count: Index,
+    retained: Index,
+    x_bins: Float[Tensor, "R B A C", written] | None,
+    g_bins: Float[Tensor, "R B A O", written] | None,
+) -> Double[Tensor, "squares: B"]:
+    """Return squared norms of the correlation maps, from above, and write the retained bins.
+
+    Args:
+        x, g: planes of inputs, and of output gradients.
+        lines, turns, index, weights, x_weights, g_weights, errors, share, skew: of a ``Plan``.
+        groups: of the convolution.
+        wide: whether to compute in double at once.
+        x_bin, x_from, x_turn, x_count: of the ``Retained`` bins of x, or None; so for g.
+        x_bins, g_bins: what was retained.
+    """
+    raise NotImplementedError
+
+
+@compiled
 def whitened_norm(
     grads: Float[Tensor, "B outer taps inner"], matrix: Double[Tensor, "r taps"]
 ) -> Double[Tensor, "squares: B"]:
@@ -97,7 +138,42 @@ def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
 def _conv_norm(
     x: Tensor, g: Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
 ) -> Tensor:
-    grid, groups = Grid.of(plan, band), plan.geometry.groups
+    grid = Grid.of(plan, band)
+    return _fused(x, g, grid) if reaches(grid) else _by_transforms(x, g, grid)
+
+
+def _fused(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
+    made = plan_of(grid)
+    return spectral_norm(
+        planes(x),
+        planes(g),
+        made.lines,
+        made.turns,
+        made.index,
+        made.weights,
+        made.x_weights,
+        made.g_weights,
+        made.errors,
+        made.share,
+        made.skew,
+        grid.layer.geometry.groups,
+        wide(grid),
+        None,
+        None,
+        None,
+        0,
+        None,
+        None,
+        None,
+        0,
+        0,
+        None,
+        None,
+    )
+
+
+def _by_transforms(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
+    plan, groups = grid.layer, grid.layer.geometry.groups
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         spectral_powers(torch.view_as_real(spectra), powers[0][part])
