@@ -173,12 +173,29 @@ double from_above(const SpectralNorm<T>& call, const Plan<F>& plan, const Sums& 
   return norm * norm * (1 + 0x1p-42);
 }
 
+// Whether one operand of a sample is zero and the other finite, so that its norm is exactly zero.
+template <class T>
+bool vanishes(const SpectralNorm<T>& call, std::int64_t sample, const Sums& sums) {
+  const auto zero = [&](const T* from, std::int64_t size) {
+    from += sample * size;
+    return std::all_of(from, from + size, [](T entry) { return entry == 0; });
+  };
+  const bool finite = std::isfinite(sums.x_norm + sums.g_norm);
+  return finite && ((sums.x_norm == 0 && zero(call.x, call.C * call.H * call.W)) ||
+                    (sums.g_norm == 0 && zero(call.g, call.O * call.Y * call.X)));
+}
+
 template <class T, class F>
 void norms(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* keep, std::int64_t lanes,
            std::int64_t first, std::int64_t used, bool* trusted) {
   Sums sums[kMost];
   add_block(call, plan, keep, lanes, first, used, sums);
   for (std::int64_t i = 0; i < used; ++i) {
+    if (vanishes(call, first + i, sums[i])) {
+      call.squares[first + i] = 0;
+      trusted[i] = true;
+      continue;
+    }
     trusted[i] = in_range(sums[i]);
     // Largest values drop NaN; the product of all frequencies does not.
     const double bad = sums[i].product - sums[i].product;

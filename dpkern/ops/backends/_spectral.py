@@ -15,7 +15,7 @@ from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._plan import plan_of, reaches, wide
+from ..spectral._plan import Retained, plan_of, reaches, retained, wide
 from ..spectral._sizes import ConvolutionGrid, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
@@ -142,8 +142,19 @@ def _conv_norm(
     return _fused(x, g, grid) if reaches(grid) else _by_transforms(x, g, grid)
 
 
-def _fused(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
+def _fused(
+    x: Tensor,
+    g: Tensor,
+    grid: Grid,
+    kept: tuple[Retained | None, Retained | None] = (None, None),
+    out: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """Run the kernel, which writes the bins that are ``kept`` to ``out`` as well."""
     made = plan_of(grid)
+    tables = [
+        (None, None, None, 0) if side is None else (side.places, side.source, side.turn, side.count)
+        for side in kept
+    ]
     return spectral_norm(
         planes(x),
         planes(g),
@@ -158,17 +169,10 @@ def _fused(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
         made.skew,
         grid.layer.geometry.groups,
         wide(grid),
-        None,
-        None,
-        None,
-        0,
-        None,
-        None,
-        None,
-        0,
-        0,
-        None,
-        None,
+        *tables[0],
+        *tables[1],
+        0 if out[0] is None else len(out[0]),
+        *out,
     )
 
 
@@ -190,9 +194,12 @@ def _conv_bins(
     x: Tensor, g: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid, groups = Grid(plan, plan.size, None), plan.geometry.groups
-    powers = room(x, groups, grid)
     kept = bins.kept_bins(band)
     found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
+    if reaches(grid):
+        squares = _fused(x, g, grid, retained(grid, band), (found[0], found[1]))
+        return found[0], found[1], squares
+    powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         parts = torch.view_as_real(spectra)
         spectral_powers(parts, powers[0][part])

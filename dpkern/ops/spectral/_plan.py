@@ -234,13 +234,57 @@ def wide(grid: Grid) -> bool:
     return pairs * taps > _CHEAP * products(grid)
 
 
-def shift(grid: Grid) -> tuple[Pair, Pair]:
-    """Return where the centres of both operands lie on their grids."""
+@dataclass(frozen=True)
+class Retained:
+    """Bins of one operand that the kernel writes out.
+
+    Attributes:
+        places: ``[places, 2]``, the bin at ``(+ky, kx)`` and at ``(-ky, kx)``, or -1.
+        source: ``[K]``, which of them each retained bin is; aliases of a stride share one.
+        turn: ``[K, 4]``, from ``A - i B`` about the centre to real and imaginary part.
+        count: how many bins there are.
+    """
+
+    places: Tensor
+    source: Tensor
+    turn: Tensor
+    count: int
+
+
+def _retain(side: Places, centre: Pair, ky: Array, kx: Array) -> Retained:
+    place, sign, conjugate = side.find(ky, kx)
+    which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
+    table = np.full(2 * len(side.ky), -1)
+    table[which] = np.arange(len(which))
+    # The powers' origin is the centre: a turn by exp(-2 pi i k.centre), by integer angles.
+    down, across = circle(side.rows.n), circle(side.columns.n)
+    one, two = ky * centre[0] % side.rows.n, kx * centre[1] % side.columns.n
+    real = down[0, one] * across[0, two] - down[1, one] * across[1, two]
+    imag = -down[1, one] * across[0, two] - down[0, one] * across[1, two]
+    side_sign = np.where(conjugate, -1.0, 1.0)
+    turn = np.stack([real, side_sign * imag, imag, -side_sign * real], 1)
+    return Retained(
+        places=torch.from_numpy(table.reshape(-1, 2)),
+        source=torch.from_numpy(source.reshape(-1)),
+        turn=torch.from_numpy(turn),
+        count=len(which),
+    )
+
+
+@lru_cache(maxsize=256)
+def _retained(
+    x: Places, g: Places, centres: tuple[Pair, Pair], band: Band
+) -> tuple[Retained, Retained]:
+    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
+    return _retain(x, centres[0], ky, kx), _retain(g, centres[1], ky, kx)
+
+
+def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
+    """Return the retained bins of the inputs and of the output gradients."""
+    x, g = places(grid)
     (top, left), (height, width) = grid.layer.padding, grid.rows
-    x = top + height // 2, left + width // 2
-    steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
-    y, z = (n // 2 * step for n, step in zip(grid.layer.output, steps, strict=True))
-    return x, (y, z)
+    y, z = (n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True))
+    return _retained(x, g, ((top + height // 2, left + width // 2), (y, z)), band)
 
 
-__all__ = ["LONGEST", "Line", "Places", "Plan", "circle", "places", "plan_of", "products", "reaches", "shift", "wide"]
+__all__ = ["LONGEST", "Line", "Places", "Plan", "circle", "places", "plan_of", "products", "reaches", "retained", "wide"]
