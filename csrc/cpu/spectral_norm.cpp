@@ -159,12 +159,11 @@ double from_above(const SpectralNorm<T>& call, const Plan<F>& plan, const Sums& 
   constexpr double kNorms = 1 + 0x1p-10;  // the operands' norms come from computed spectra
   const double x_norm = kNorms * std::sqrt(sums.x_norm);
   const double g_norm = kNorms * std::sqrt(sums.g_norm);
-  const double maps = static_cast<double>((call.C + call.O) / call.groups);
-  const double terms = (call.skew ? 12 : 6) * maps + 8;
-  const double rounding = kNorms * terms * (kNarrow ? 0x1p-24 : 0x1p-53) +
-                          static_cast<double>(call.K + call.groups + 16) * 0x1p-50;
+  const double rounding = kNarrow ? call.narrow_sums : call.wide_sums;
   // What underflows in a sum of squares, times the other operand's powers.
-  const double lost = kNarrow ? 16 * maps * 0x1p-149 * (x_norm * x_norm + g_norm * g_norm + 1) : 0;
+  const double channels = static_cast<double>((call.C + call.O) / call.groups);
+  const double lost =
+      kNarrow ? 16 * channels * 0x1p-149 * (x_norm * x_norm + g_norm * g_norm + 1) : 0;
   const double square = std::max(0.0, sums.product) + rounding * sums.larger + lost;
   const double slack = plan.g_error * g_norm * kNorms * std::sqrt(sums.x_most) +
                        plan.x_error * x_norm *

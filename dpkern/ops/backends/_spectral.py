@@ -15,7 +15,7 @@ from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._plan import Retained, plan_of, reaches, retained, wide
+from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
 from ..spectral._sizes import ConvolutionGrid, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
@@ -82,7 +82,8 @@ def spectral_norm(
     g_weights: Double[Tensor, "L"],
     errors: Double[Tensor, "E"],
     share: float,
-    skew: bool,
+    narrow_sums: float,
+    wide_sums: float,
     groups: Index,
     wide: bool,
     x_bin: Int64[Tensor, "K A"] | None,
@@ -101,7 +102,8 @@ def spectral_norm(
 
     Args:
         x, g: planes of inputs, and of output gradients.
-        lines, turns, index, weights, x_weights, g_weights, errors, share, skew: of a ``Plan``.
+        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``Plan``.
+        narrow_sums, wide_sums: errors of the powers' sums in float32 and in float64.
         groups: of the convolution.
         wide: whether to compute in double at once.
         x_bin, x_from, x_turn, x_count: of the ``Retained`` bins of x, or None; so for g.
@@ -166,7 +168,8 @@ def _fused(
         made.g_weights,
         made.errors,
         made.share,
-        made.skew,
+        sums_error(grid, made, torch.float32),
+        sums_error(grid, made, torch.float64),
         grid.layer.geometry.groups,
         wide(grid),
         *tables[0],

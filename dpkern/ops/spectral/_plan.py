@@ -149,7 +149,10 @@ class Places:
         """
         ky, kx = ky % self.rows.n, kx % self.columns.n
         conjugate = 2 * kx > self.columns.n
-        ky, kx = np.where(conjugate, -ky % self.rows.n, ky), np.where(conjugate, -kx % self.columns.n, kx)
+        ky, kx = (
+            np.where(conjugate, -ky % self.rows.n, ky),
+            np.where(conjugate, -kx % self.columns.n, kx),
+        )
         mirrored = 2 * ky > self.rows.n
         ky = np.where(mirrored, self.rows.n - ky, ky)
         order = self.rows.frequencies
@@ -188,6 +191,19 @@ def _both(rows: Line, columns: Line, dtype: torch.dtype) -> float:
     unit = torch.finfo(dtype).eps / 2
     factors = (1 + unit) ** 2 * (1 + rows.error(dtype)) * (1 + columns.error(dtype))
     return float((factors - 1) * (1 + 2.0**-30))
+
+
+def sums_error(grid: Grid, plan: Plan, dtype: torch.dtype) -> float:
+    """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
+
+    M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
+    that differ between ``ky`` and ``-ky`` meet both operands' errors once more.
+    """
+    geometry = grid.layer.geometry
+    maps = (geometry.in_channels + geometry.out_channels) // geometry.groups
+    terms = (12 if plan.skew else 6) * maps + 8
+    unit = torch.finfo(dtype).eps / 2
+    return (1 + 2.0**-10) * terms * unit + (len(plan.index) + geometry.groups + 16) * 2.0**-50
 
 
 def places(grid: Grid) -> tuple[Places, Places]:
@@ -283,8 +299,23 @@ def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
     x, g = places(grid)
     (top, left), (height, width) = grid.layer.padding, grid.rows
-    y, z = (n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True))
+    y, z = (
+        n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True)
+    )
     return _retained(x, g, ((top + height // 2, left + width // 2), (y, z)), band)
 
 
-__all__ = ["LONGEST", "Line", "Places", "Plan", "circle", "places", "plan_of", "products", "reaches", "retained", "wide"]
+__all__ = [
+    "LONGEST",
+    "Line",
+    "Places",
+    "Plan",
+    "circle",
+    "places",
+    "plan_of",
+    "products",
+    "reaches",
+    "retained",
+    "sums_error",
+    "wide",
+]
