@@ -13,6 +13,7 @@ from torch import Tensor
 from ...base.dtypes import FLOATS
 from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
+from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
@@ -110,6 +111,19 @@ def spectral_norm(
         x_bins, g_bins: what was retained.
     """
     raise NotImplementedError
+
+
+@compiled
+def spectral_bins_sum(
+    x_bins: Float[Tensor, "K B A C"],
+    g_bins: Float[Tensor, "K B A O"],
+    factors: Float[Tensor, "B"],
+    cosines: Double[Tensor, "T K"],
+    sines: Double[Tensor, "T K"],
+    groups: Index,
+    out: Float[Tensor, "O I T", written],
+) -> None:
+    """Add the taps of the weighted sum over samples, from the retained bins of both operands."""
 
 
 @compiled
@@ -221,6 +235,24 @@ def _conv_bins(
     return found[0], bins.unfold(found[1], grid, band), squares
 
 
+def _bins_sum(
+    x_bins: Tensor,
+    g_bins: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    *,
+    dilation: Size,
+    groups: int,
+    band: Band,
+    **_: Any,
+) -> None:
+    axes = len(band.size)
+    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
+    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    turns = bins.crop_matrix(band, kernel, between)
+    spectral_bins_sum(x_bins, g_bins, factors, *turns, groups, out.flatten(2))
+
+
 def _whitened_norm(grads: Tensor, matrix: Tensor) -> Tensor:
     """Run the kernel with the gradients as they lie in memory, a view of them."""
     order = memory_order(grads)
@@ -250,7 +282,7 @@ def _refuse_whitened(grads: Tensor, *_: Any, **__: Any) -> str | None:
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("spectral.conv_norm", _conv_norm, _refuse),
     ("spectral.conv_bins", _conv_bins, _refuse),
-    ("spectral.bins_sum", bins.bins_sum.reference, _refuse),
+    ("spectral.bins_sum", _bins_sum, _refuse),
     ("spectral.filtered", filtered.reference, _refuse),
     ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
 )
