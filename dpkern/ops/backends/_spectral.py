@@ -13,9 +13,11 @@ from torch import Tensor
 from ...base.dtypes import FLOATS
 from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
+from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._sizes import ConvolutionGrid
+from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
+from ..spectral._sizes import ConvolutionGrid, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ._extension import on_cpu
@@ -70,6 +72,61 @@ def spectral_gather(
 
 
 @compiled
+def spectral_norm(
+    x: Float[Tensor, "B C H W"],
+    g: Float[Tensor, "B O Y X"],
+    lines: Int64[Tensor, "N"],
+    turns: Double[Tensor, "M"],
+    index: Int64[Tensor, "K"],
+    weights: Double[Tensor, "K J"],
+    x_weights: Double[Tensor, "K"],
+    g_weights: Double[Tensor, "L"],
+    errors: Double[Tensor, "E"],
+    share: float,
+    narrow_sums: float,
+    wide_sums: float,
+    groups: Index,
+    wide: bool,
+    x_bin: Int64[Tensor, "K A"] | None,
+    x_from: Int64[Tensor, "R"] | None,
+    x_turn: Double[Tensor, "R U"] | None,
+    x_count: Index,
+    g_bin: Int64[Tensor, "L A"] | None,
+    g_from: Int64[Tensor, "R"] | None,
+    g_turn: Double[Tensor, "R U"] | None,
+    g_count: Index,
+    retained: Index,
+    x_bins: Float[Tensor, "R B A C", written] | None,
+    g_bins: Float[Tensor, "R B A O", written] | None,
+) -> Double[Tensor, "squares: B"]:
+    """Return squared norms of the correlation maps, from above, and write the retained bins.
+
+    Args:
+        x, g: planes of inputs, and of output gradients.
+        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``Plan``.
+        narrow_sums, wide_sums: errors of the powers' sums in float32 and in float64.
+        groups: of the convolution.
+        wide: whether to compute in double at once.
+        x_bin, x_from, x_turn, x_count: of the ``Retained`` bins of x, or None; so for g.
+        x_bins, g_bins: what was retained.
+    """
+    raise NotImplementedError
+
+
+@compiled
+def spectral_bins_sum(
+    x_bins: Float[Tensor, "K B A C"],
+    g_bins: Float[Tensor, "K B A O"],
+    factors: Float[Tensor, "B"],
+    cosines: Double[Tensor, "T K"],
+    sines: Double[Tensor, "T K"],
+    groups: Index,
+    out: Float[Tensor, "O I T", written],
+) -> None:
+    """Add the taps of the weighted sum over samples, from the retained bins of both operands."""
+
+
+@compiled
 def whitened_norm(
     grads: Float[Tensor, "B outer taps inner"], matrix: Double[Tensor, "r taps"]
 ) -> Double[Tensor, "squares: B"]:
@@ -97,7 +154,47 @@ def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
 def _conv_norm(
     x: Tensor, g: Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
 ) -> Tensor:
-    grid, groups = Grid.of(plan, band), plan.geometry.groups
+    grid = Grid.of(plan, band)
+    return _fused(x, g, grid) if reaches(grid) else _by_transforms(x, g, grid)
+
+
+def _fused(
+    x: Tensor,
+    g: Tensor,
+    grid: Grid,
+    kept: tuple[Retained | None, Retained | None] = (None, None),
+    out: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """Run the kernel, which writes the bins that are ``kept`` to ``out`` as well."""
+    made = plan_of(grid)
+    tables = [
+        (None, None, None, 0) if side is None else (side.places, side.source, side.turn, side.count)
+        for side in kept
+    ]
+    return spectral_norm(
+        planes(x),
+        planes(g),
+        made.lines,
+        made.turns,
+        made.index,
+        made.weights,
+        made.x_weights,
+        made.g_weights,
+        made.errors,
+        made.share,
+        sums_error(grid, made, torch.float32),
+        sums_error(grid, made, torch.float64),
+        grid.layer.geometry.groups,
+        wide(grid),
+        *tables[0],
+        *tables[1],
+        0 if out[0] is None else len(out[0]),
+        *out,
+    )
+
+
+def _by_transforms(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
+    plan, groups = grid.layer, grid.layer.geometry.groups
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         spectral_powers(torch.view_as_real(spectra), powers[0][part])
@@ -114,9 +211,12 @@ def _conv_bins(
     x: Tensor, g: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid, groups = Grid(plan, plan.size, None), plan.geometry.groups
-    powers = room(x, groups, grid)
     kept = bins.kept_bins(band)
     found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
+    if reaches(grid):
+        squares = _fused(x, g, grid, retained(grid, band), (found[0], found[1]))
+        return found[0], found[1], squares
+    powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         parts = torch.view_as_real(spectra)
         spectral_powers(parts, powers[0][part])
@@ -133,6 +233,24 @@ def _conv_bins(
             spectral_gather(parts, at, part.start, found[1])
     squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
     return found[0], bins.unfold(found[1], grid, band), squares
+
+
+def _bins_sum(
+    x_bins: Tensor,
+    g_bins: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    *,
+    dilation: Size,
+    groups: int,
+    band: Band,
+    **_: Any,
+) -> None:
+    axes = len(band.size)
+    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
+    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    turns = bins.crop_matrix(band, kernel, between)
+    spectral_bins_sum(x_bins, g_bins, factors, *turns, groups, out.flatten(2))
 
 
 def _whitened_norm(grads: Tensor, matrix: Tensor) -> Tensor:
@@ -164,7 +282,7 @@ def _refuse_whitened(grads: Tensor, *_: Any, **__: Any) -> str | None:
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("spectral.conv_norm", _conv_norm, _refuse),
     ("spectral.conv_bins", _conv_bins, _refuse),
-    ("spectral.bins_sum", bins.bins_sum.reference, _refuse),
+    ("spectral.bins_sum", _bins_sum, _refuse),
     ("spectral.filtered", filtered.reference, _refuse),
     ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
 )

@@ -1,0 +1,149 @@
+"""Time mechanisms of the frequency domain over DP-SGD of this package: whole steps, and layers.
+
+Usage: ``python -m benchmarks.spectral_ratio '{"threads": 1, "rounds": 15}'``
+
+All variants run in turns in one process, in changing order, each with torch's transforms (as on
+grids that the fused kernel does not take) and with the fused kernel. A ratio is the median over
+rounds of two times of one round, so that what else runs on the machine falls on both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from dpkern.ops.backends import _spectral
+
+from .spectral_cases import CASES, Work
+from .spectral_step import LR, NOISE, VARIANTS
+from .step_cases import quiet
+from .step_models import TASKS
+
+TASK_SIZES = {"lenet": 128, "resnet": 64}
+STEPS = ("GReDP spectrum", "Spectral-DP spectrum", "Spectral-DP whitened")
+COLUMNS = ("G", "S", "W")
+MEDIAN, WORST, STEP = 1.3, 2.5, 1.15
+"""Targets: the layers' median and worst, and each whole step."""
+
+Times = dict[tuple[str, bool], list[float]]
+
+
+@contextmanager
+def kernel(fused: bool) -> Iterator[None]:
+    """Run with the fused kernel, or with torch's transforms."""
+    reaches = _spectral.reaches if fused else lambda _: False
+    with mock.patch.object(_spectral, "reaches", reaches):
+        yield
+
+
+def in_turns(ways: dict[str, Callable[[], Any]], rounds: int) -> Times:
+    """Measure seconds of every way with either kernel; the first way knows only one."""
+    pairs = [(name, fused) for name in ways for fused in (False, True)]
+    times: Times = {pair: [] for pair in pairs}
+    order = random.Random(0)
+    for i in range(rounds + 2):
+        order.shuffle(pairs)
+        for name, fused in pairs:
+            with kernel(fused):
+                before = time.process_time()
+                ways[name]()
+                if i > 1:
+                    times[name, fused].append(time.process_time() - before)
+    return times
+
+
+def ratios(times: Times, base: str) -> dict[str, dict[str, float]]:
+    """Return medians over rounds of each way's time over the base's of that round."""
+    found: dict[str, dict[str, float]] = {}
+    plain = [sum(pair) / 2 for pair in zip(times[base, False], times[base, True], strict=True)]
+    for (name, fused), taken in times.items():
+        if name != base:
+            each = [t / p for t, p in zip(taken, plain, strict=True)]
+            found.setdefault(name, {})["fused" if fused else "transforms"] = statistics.median(each)
+    return found
+
+
+def steps(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the ratios of whole steps."""
+    for name, batch in TASK_SIZES.items():
+        task = replace(TASKS[name], batch=batch, title=f"{name}, B {batch}")
+        runners = {v: VARIANTS[v](task, lr=LR).begin(NOISE) for v in ("DP-SGD", *STEPS)}
+        times = in_turns({v: runner.step for v, runner in runners.items()}, rounds)
+        yield {"task": task.title, "ratios": ratios(times, "DP-SGD")}
+
+
+def layers(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the ratios of single convolutions, the better way of each column."""
+    for case in CASES:
+        if case.linear or (case.batch > 64 and case.ins >= 32):
+            continue
+        work = Work(replace(case, batch=min(case.batch, 128)))
+        found = work.columns()
+        ways = {way.__name__: way for column in ("ours", *COLUMNS) for way in found[column]}
+        times = in_turns(ways, rounds)
+        best: Times = {}
+        for column in ("ours", *COLUMNS):
+            for fused in (False, True):
+                each = [times[way.__name__, fused] for way in found[column]]
+                best[column, fused] = [min(taken) for taken in zip(*each, strict=True)]
+        yield {"layer": work.case.name, "ratios": ratios(best, "ours")}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the tables."""
+    lines = [
+        f"{result['processor']}, torch {torch.__version__}, {result['threads']} thread(s), load "
+        f"average {result['load'][0]:.1f} before and {result['load'][1]:.1f} after on "
+        f"{os.cpu_count()} cores. Time over DP-SGD of this package, median of "
+        f"{result['rounds']} rounds in turns in one process; float tier, keep a quarter. "
+        "Before: torch's transforms; after: the fused kernel.",
+        "",
+        f"| step (target {STEP}) | " + " | ".join(f"{v}: before, after" for v in STEPS) + " |",
+        "|---|" + "---|" * len(STEPS),
+    ]
+    for row in result["steps"]:
+        cells = [row["ratios"][v] for v in STEPS]
+        text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
+        lines.append(f"| {row['task']} | " + " | ".join(text) + " |")
+    lines += ["", "| layer | G: before, after | S: before, after | W: before, after |"]
+    lines.append("|---|---|---|---|")
+    for row in result["layers"]:
+        cells = [row["ratios"][c] for c in COLUMNS]
+        text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
+        lines.append(f"| {row['layer']} | " + " | ".join(text) + " |")
+    for name, of in ((f"median (target {MEDIAN})", statistics.median), (f"worst ({WORST})", max)):
+        cells = [[row["ratios"][c] for row in result["layers"]] for c in COLUMNS]
+        text = (
+            f"{of(r['transforms'] for r in cell):.2f}, {of(r['fused'] for r in cell):.2f}"
+            for cell in cells
+        )
+        lines.append(f"| {name} | " + " | ".join(text) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure steps and layers."""
+    torch.set_num_threads(request["threads"])
+    before = os.getloadavg()[0]
+    result = {
+        **request,
+        "steps": list(steps(request["rounds"])),
+        "layers": list(layers(request["rounds"])) if request.get("layers", True) else [],
+    }
+    return {**result, "load": [before, os.getloadavg()[0]]}
+
+
+if __name__ == "__main__":
+    with quiet():
+        print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,478 @@
+#pragma once
+// Powers of the spectra of small maps, by products with cosines and sines. The lanes of a vector
+// are samples, so no sum crosses lanes and a sample's bits do not depend on the others.
+//
+// Powers ignore shifts, so the origin is put at the centre of a map and both axes are folded there:
+// e_j = x_j + x_-j meets cosines, o_j = x_j - x_-j meets sines. On an even grid n the frequencies
+// k and n/2 - k share products: with even and odd j apart,
+//
+//   C(k) = E + O, C(n/2 - k) = E - O for cosines;  S(k) = O + E, S(n/2 - k) = O - E for sines.
+//
+// Columns are transformed first, to U (cosines) and V (sines), then rows, to a, d of U and c, b of
+// V. The spectrum is X(+-ky, kx) = (a -+ b) - i (c +- d), and its powers are M +- 2 N with
+//
+//   M = a^2 + b^2 + c^2 + d^2,  N = c d - a b.
+//
+// No expression here has two products that one addition could fuse with, so that all widths of
+// vectors fuse the same ones and have the same bits.
+
+#include <cmath>
+#include <vector>
+
+#include "cpu/ghost_tiles.h"
+
+namespace dpkern::cpu::spectral {
+
+using ghost::load;
+
+constexpr int kTogether = 5;  // frequencies of a tile: 10 sums of two rows hide the latency of FMA
+constexpr std::int64_t kKept = 4;  // channels whose retained bins are transposed together
+
+// `count` values, `step` apart, on a circle of `n`.
+template <class F>
+struct Line {
+  std::int64_t n, count, step;
+  std::int64_t half;         // largest folded index
+  bool split;                // whether k and n/2 - k share products
+  std::int64_t frequencies;  // that are multiplied for
+  std::int64_t evens, odds;  // folded indices of either class; all are even if nothing is split
+  std::int64_t slots;        // frequencies * (split ? 2 : 1): k and its partner, one behind another
+  std::vector<F> table;      // per tile: cosines, even and odd, then sines, even and odd
+
+  // `turns`: cosines and sines of 2 pi m / n.
+  Line(const std::int64_t* sizes, const double* turns)
+      : n(sizes[0]), count(sizes[1]), step(sizes[2]), half(count / 2) {
+    split = n % 2 == 0 && step % 2 == 1;
+    frequencies = (split ? n / 4 : n / 2) + 1;
+    evens = (split ? half / 2 : half) + 1;
+    odds = split ? (half + 1) / 2 : 0;
+    slots = split ? 2 * frequencies : frequencies;
+    table.reserve(static_cast<std::size_t>(frequencies * terms()));
+    each_tile([&](std::int64_t first, int size) {
+      for (const bool sines : {false, true}) {
+        for (const bool odd : {false, true}) {
+          const std::int64_t last = odd ? odds : evens;
+          for (std::int64_t i = sines && !odd ? 1 : 0; i < last; ++i) {
+            const std::int64_t j = split ? 2 * i + (odd ? 1 : 0) : i;
+            for (int k = 0; k < size; ++k) {
+              const std::int64_t turn = (first + k) * j * step % n;
+              table.push_back(static_cast<F>(turns[sines ? n + turn : turn]));
+            }
+          }
+        }
+      }
+    });
+  }
+  // Coefficients per frequency.
+  std::int64_t terms() const { return 2 * (evens + odds) - 1; }
+  // Vectors of one transformed column. An odd number: stores that are a multiple of 4 KiB apart
+  // fight for one set of the cache.
+  std::int64_t plane() const { return 4 * (half + 1) | 1; }
+  // Where folded index j stands: the even ones, then the odd ones.
+  std::int64_t place(std::int64_t j) const {
+    return !split ? j : j % 2 == 0 ? j / 2 : evens + j / 2;
+  }
+  // body(first frequency, frequencies) for tiles of nearly equal sizes.
+  template <class Body>
+  DPK_INLINE void each_tile(const Body& body) const {
+    const std::int64_t tiles = (frequencies + kTogether - 1) / kTogether;
+    std::int64_t first = 0;
+    for (std::int64_t i = 0; i < tiles; ++i) {
+      const std::int64_t size = frequencies / tiles + (i < frequencies % tiles ? 1 : 0);
+      body(first, static_cast<int>(size));
+      first += size;
+    }
+  }
+};
+
+// Maps of one operand, [B, channels, height, width] of which the first rows and columns are used.
+template <class F>
+struct Maps {
+  const void* data;
+  bool narrow;  // whether they are float
+  std::int64_t samples, channels, height, width;
+  Line<F> rows, columns;
+
+  std::int64_t slots() const { return (columns.n / 2 + 1) * rows.slots; }
+  // Vectors on the way to the powers of one map.
+  std::int64_t room() const {
+    return 2 * columns.count + 4 * (columns.half + 1) + (columns.n / 2 + 1) * rows.plane();
+  }
+};
+
+// Retained bins of one operand: [R, B, 2, channels] from `count` bins that slots hold.
+struct Kept {
+  const std::int64_t* bins;  // [slots, 2]: which bin is X(+ky), X(-ky), or -1
+  const std::int64_t* from;  // [R]: the bin
+  const double* turn;        // [R, 4]: Re = t0 A + t1 B, Im = t2 A + t3 B of the bin A - i B
+  void* out;                 // of the maps' type
+  std::int64_t count, R;
+
+  // Vectors of some channels' bins.
+  std::int64_t room() const { return 2 * kKept * count; }
+};
+
+template <class F, int kBytes>
+struct Transform {
+  static constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
+  using V = Vector<F, kLanes>;
+
+  // sums[i][r] = sum_t coefficients[t][i] * rows[r][t]
+  template <int kCount>
+  static DPK_INLINE void multiply(const F* coefficients, const V* row0, const V* row1,
+                                  std::int64_t terms, V (&sums)[kCount][2]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) sums[i][0] = sums[i][1] = V{};
+    for (std::int64_t t = 0; t < terms; ++t) {
+      const V a = row0[t], b = row1[t];
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) {
+        const F s = coefficients[t * kCount + i];
+        sums[i][0] += s * a;
+        sums[i][1] += s * b;
+      }
+    }
+  }
+  template <class Body>
+  static DPK_INLINE void with_size(int size, const Body& body) {
+    switch (size) {
+      case 1:
+        return body(std::integral_constant<int, 1>{});
+      case 2:
+        return body(std::integral_constant<int, 2>{});
+      case 3:
+        return body(std::integral_constant<int, 3>{});
+      case 4:
+        return body(std::integral_constant<int, 4>{});
+      default:
+        return body(std::integral_constant<int, 5>{});
+    }
+  }
+
+  // Squares of four across vectors: entry i of quarter q of vector j to entry j of vector i.
+  template <class W, int... l>
+  static DPK_INLINE void transpose(W* x, std::integer_sequence<int, l...>) {
+    constexpr auto interleaved = [](int lane, int from) {
+      return lane / 4 * 4 + from + lane % 4 / 2 + (lane % 2) * kLanes;
+    };
+    constexpr auto pairs = [](int lane, int from) {
+      return lane / 4 * 4 + from + lane % 2 + (lane % 4 / 2) * kLanes;
+    };
+    const W low0 = __builtin_shufflevector(x[0], x[1], interleaved(l, 0)...);
+    const W high0 = __builtin_shufflevector(x[0], x[1], interleaved(l, 2)...);
+    const W low1 = __builtin_shufflevector(x[2], x[3], interleaved(l, 0)...);
+    const W high1 = __builtin_shufflevector(x[2], x[3], interleaved(l, 2)...);
+    x[0] = __builtin_shufflevector(low0, low1, pairs(l, 0)...);
+    x[1] = __builtin_shufflevector(low0, low1, pairs(l, 2)...);
+    x[2] = __builtin_shufflevector(high0, high1, pairs(l, 0)...);
+    x[3] = __builtin_shufflevector(high0, high1, pairs(l, 2)...);
+  }
+  template <class H, int... l>
+  static DPK_INLINE auto joined(H a, H b, std::integer_sequence<int, l...>) {
+    return __builtin_shufflevector(a, b, l...);
+  }
+  // Quarter i of the result: four columns of sample 4 i.
+  template <int kCount>
+  static DPK_INLINE Vector<float, kCount> quarters(const float* from, const std::int64_t* samples) {
+    if constexpr (kCount == 4) {
+      return load<Vector<float, 4>>(from + samples[0]);
+    } else {
+      return joined(quarters<kCount / 2>(from, samples),
+                    quarters<kCount / 2>(from, samples + kCount / 2),
+                    std::make_integer_sequence<int, kCount>{});
+    }
+  }
+  // One row of every sample: a vector per column.
+  static DPK_INLINE void load_row(const Maps<F>& maps, const std::int64_t* samples,
+                                  std::int64_t row, V* to) {
+    const std::int64_t at = row * maps.width, columns = maps.columns.count;
+    if (!maps.narrow)
+      return load_entries(static_cast<const double*>(maps.data) + at, samples, columns, to);
+    const float* const from = static_cast<const float*>(maps.data) + at;
+    if constexpr (kLanes < 4) {
+      load_entries(from, samples, columns, to);
+    } else {
+      if (columns < 4) return load_entries(from, samples, columns, to);
+      using W = Vector<float, kLanes>;
+      for (std::int64_t column = 0; column < columns; column += 4) {
+        const std::int64_t first = std::min(column, columns - 4);
+        W x[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) x[i] = quarters<kLanes>(from + first, samples + i);
+        transpose<W>(x, std::make_integer_sequence<int, kLanes>{});
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) to[first + i] = __builtin_convertvector(x[i], V);
+      }
+    }
+  }
+  template <class T>
+  static DPK_INLINE void load_entries(const T* from, const std::int64_t* samples,
+                                      std::int64_t columns, V* to) {
+    for (std::int64_t column = 0; column < columns; ++column) {
+      F entries[kLanes];
+      for (int i = 0; i < kLanes; ++i) entries[i] = static_cast<F>(from[samples[i] + column]);
+      to[column] = load<V>(entries);
+    }
+  }
+
+  // cosine and sine inputs of a row, in the line's order.
+  static DPK_INLINE void fold(const Line<F>& line, const V* row, V* cosine, V* sine) {
+    const V* const centre = row + line.count / 2;
+    const std::int64_t paired = (line.count - 1) / 2;
+    cosine[0] = centre[0];
+    const auto pair = [&](std::int64_t j, std::int64_t place) DPK_INLINE {
+      cosine[place] = centre[j] + centre[-j];
+      sine[place] = centre[j] - centre[-j];
+    };
+    if (line.split) {
+      for (std::int64_t j = 1; j <= paired; j += 2) pair(j, line.evens + j / 2);
+      for (std::int64_t j = 2; j <= paired; j += 2) pair(j, j / 2);
+    } else {
+      for (std::int64_t j = 1; j <= paired; ++j) pair(j, j);
+    }
+    if (paired < line.half) {
+      const std::int64_t place = line.place(line.half);
+      cosine[place] = row[0];
+      sine[place] = -row[0];
+    }
+  }
+
+  // Room for one map: rows, folded rows, and the transformed columns.
+  struct Room {
+    V* rows[2];
+    V* cosines[2];
+    V* sines[2];
+    V* columns;
+    std::int64_t part, plane;  // of `columns`: [frequency][U, V of even, U, V of odd][place]
+  };
+  static DPK_INLINE Room make_room(V* from, const Line<F>& rows, const Line<F>& columns) {
+    Room room;
+    for (V*& row : room.rows) row = from, from += columns.count;
+    for (V*& row : room.cosines) row = from, from += columns.half + 1;
+    for (V*& row : room.sines) row = from, from += columns.half + 1;
+    room.columns = from;
+    room.part = rows.half + 1;
+    room.plane = rows.plane();
+    return room;
+  }
+
+  // U and V of two folded rows.
+  static DPK_INLINE void transform_rows(const Line<F>& line, const Room& room, V* to0, V* to1) {
+    const F* table = line.table.data();
+    line.each_tile([&](std::int64_t first, int size) DPK_INLINE {
+      with_size(size, [&](auto count) DPK_INLINE {
+        constexpr int kCount = count;
+        const std::int64_t high = line.n / 2;
+        V even[kCount][2], odd[kCount][2];
+        for (int sines = 0; sines < 2; ++sines) {
+          V* const* const inputs = sines ? room.sines : room.cosines;
+          multiply<kCount>(table, inputs[0] + sines, inputs[1] + sines, line.evens - sines, even);
+          table += (line.evens - sines) * kCount;
+          V* const out0 = to0 + sines * room.part;
+          V* const out1 = to1 + sines * room.part;
+          if (!line.split) {
+#pragma GCC unroll 16
+            for (int i = 0; i < kCount; ++i) {
+              out0[(first + i) * room.plane] = even[i][0];
+              out1[(first + i) * room.plane] = even[i][1];
+            }
+            continue;
+          }
+          multiply<kCount>(table, inputs[0] + line.evens, inputs[1] + line.evens, line.odds, odd);
+          table += line.odds * kCount;
+#pragma GCC unroll 16
+          for (int i = 0; i < kCount; ++i) {
+            const std::int64_t k = (first + i) * room.plane, m = (high - first - i) * room.plane;
+            const V sign0 = sines ? odd[i][0] - even[i][0] : even[i][0] - odd[i][0];
+            const V sign1 = sines ? odd[i][1] - even[i][1] : even[i][1] - odd[i][1];
+            out0[k] = even[i][0] + odd[i][0];
+            out1[k] = even[i][1] + odd[i][1];
+            out0[m] = sign0;
+            out1[m] = sign1;
+          }
+        }
+      });
+    });
+  }
+
+  // Add M and N of one frequency to `powers`, and keep the bins that are retained.
+  static DPK_INLINE void add(V a, V b, V c, V d, V* powers, const std::int64_t* bins, V* kept) {
+    V m = powers[0], n = powers[1];
+    m += a * a;
+    n += c * d;
+    m += b * b;
+    n -= a * b;
+    m += c * c;
+    m += d * d;
+    powers[0] = m;
+    powers[1] = n;
+    if (bins != nullptr) {
+      if (bins[0] >= 0) {
+        kept[bins[0] * 2 * kKept] = a - b;
+        kept[(bins[0] * 2 + 1) * kKept] = c + d;
+      }
+      if (bins[1] >= 0) {
+        kept[bins[1] * 2 * kKept] = a + b;
+        kept[(bins[1] * 2 + 1) * kKept] = c - d;
+      }
+    }
+  }
+
+  // One column's frequencies along the rows.
+  static DPK_INLINE void transform_column(const Line<F>& line, const V* column, std::int64_t part,
+                                          V* powers, const std::int64_t* bins, V* kept) {
+    const F* table = line.table.data();
+    const V *const even_u = column, *const even_v = column + part;
+    const V *const odd_u = even_v + part, *const odd_v = odd_u + part;
+    line.each_tile([&](std::int64_t, int size) DPK_INLINE {
+      with_size(size, [&](auto count) DPK_INLINE {
+        constexpr int kCount = count;
+        const std::int64_t evens = line.evens, odds = line.odds;
+        V a[kCount][2], d[kCount][2];
+        multiply<kCount>(table, even_u, even_v, evens, a);
+        table += evens * kCount;
+        if (!line.split) {
+          multiply<kCount>(table, odd_u + 1, odd_v + 1, evens - 1, d);
+          table += (evens - 1) * kCount;
+#pragma GCC unroll 16
+          for (int i = 0; i < kCount; ++i) {
+            add(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
+            powers += 2;
+            if (bins != nullptr) bins += 2;
+          }
+          return;
+        }
+        V high_a[kCount][2], high_d[kCount][2], odd[kCount][2];
+        multiply<kCount>(table, even_u + evens, even_v + evens, odds, odd);
+        table += odds * kCount;
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 2
+          for (int r = 0; r < 2; ++r) {
+            high_a[i][r] = a[i][r] - odd[i][r];
+            a[i][r] += odd[i][r];
+          }
+        }
+        multiply<kCount>(table, odd_u + 1, odd_v + 1, evens - 1, d);
+        table += (evens - 1) * kCount;
+        multiply<kCount>(table, odd_u + evens, odd_v + evens, odds, odd);
+        table += odds * kCount;
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 2
+          for (int r = 0; r < 2; ++r) {
+            high_d[i][r] = odd[i][r] - d[i][r];
+            d[i][r] += odd[i][r];
+          }
+          add(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
+          add(high_a[i][0], high_d[i][1], high_a[i][1], high_d[i][0], powers + 2,
+              bins == nullptr ? bins : bins + 2, kept);
+          powers += 4;
+          if (bins != nullptr) bins += 4;
+        }
+      });
+    });
+  }
+
+  // Add the powers of one map to `powers [slots, 2]`.
+  static DPK_INLINE void add_map(const Maps<F>& maps, const std::int64_t* samples, const Room& room,
+                                 V* powers, const std::int64_t* bins, V* kept) {
+    const Line<F>&rows = maps.rows, &columns = maps.columns;
+    const std::int64_t centre = rows.count / 2, paired = (rows.count - 1) / 2;
+    const std::int64_t odd = 2 * room.part;
+    const bool unpaired = paired < rows.half;
+    // The centre, together with the first of an even number of rows, then pairs of rows.
+    V* const last = room.columns + rows.place(rows.half);
+    for (std::int64_t j = 0; j <= paired; ++j) {
+      const std::int64_t partner = j > 0 || !unpaired ? centre - j : 0;
+      load_row(maps, samples, centre + j, room.rows[0]);
+      load_row(maps, samples, partner, room.rows[1]);
+      if (j > 0) {
+        for (std::int64_t i = 0; i < columns.count; ++i) {
+          const V x = room.rows[0][i], y = room.rows[1][i];
+          room.rows[0][i] = x + y;
+          room.rows[1][i] = x - y;
+        }
+      }
+      for (int i = 0; i < 2; ++i) fold(columns, room.rows[i], room.cosines[i], room.sines[i]);
+      V* const to = room.columns + rows.place(j);
+      transform_rows(columns, room, to, j > 0 ? to + odd : unpaired ? last : to);
+    }
+    for (std::int64_t k = 0; k < columns.n / 2 + 1; ++k) {
+      if (unpaired) {
+        V* const end = last + k * room.plane;
+        end[odd] = -end[0];
+        end[odd + room.part] = -end[room.part];
+      }
+      const std::int64_t slot = 2 * k * rows.slots;
+      transform_column(rows, room.columns + k * room.plane, room.part, powers + slot,
+                       bins == nullptr ? bins : bins + slot, kept);
+    }
+  }
+
+  // Write the retained bins of up to kKept channels from `channel` on, for `used` samples.
+  template <class T>
+  static DPK_INLINE void write_bins(const Kept& keep, const Maps<F>& maps, const V* kept,
+                                    std::int64_t first, std::int64_t used, std::int64_t channel) {
+    const std::int64_t channels = std::min(kKept, maps.channels - channel);
+    const std::int64_t step = 2 * maps.channels;
+    for (std::int64_t i = 0; i < 2 * keep.R; ++i) {
+      const std::int64_t r = i / 2, part = i % 2;
+      const V* const re = kept + keep.from[r] * 2 * kKept;
+      const F s = static_cast<F>(keep.turn[2 * i]), t = static_cast<F>(keep.turn[2 * i + 1]);
+      V x[kKept];
+#pragma GCC unroll 4
+      for (std::int64_t c = 0; c < kKept; ++c) {
+        x[c] = s * re[c];
+        x[c] += t * re[kKept + c];
+      }
+      T* const to = static_cast<T*>(keep.out) +
+                    ((r * maps.samples + first) * 2 + part) * maps.channels + channel;
+      if constexpr (kLanes >= 4) {
+        if (channels == kKept) {
+          transpose<V>(x, std::make_integer_sequence<int, kLanes>{});
+          for (std::int64_t b = 0; b < used; ++b) {
+            const F* const quad = reinterpret_cast<const F*>(x + b % 4) + b / 4 * 4;
+#pragma GCC unroll 4
+            for (int c = 0; c < kKept; ++c) to[b * step + c] = static_cast<T>(quad[c]);
+          }
+          continue;
+        }
+      }
+      for (std::int64_t b = 0; b < used; ++b) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+          to[b * step + c] = static_cast<T>(reinterpret_cast<const F*>(x + c)[b]);
+        }
+      }
+    }
+  }
+
+  // powers [slots, 2] of channels [begin, end) of `used` samples from `first` on; lanes without a
+  // sample hold the last.
+  static DPK_INLINE void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first,
+                                      std::int64_t used, std::int64_t begin, std::int64_t end,
+                                      V* powers, V* from, V* kept) {
+    const Room room = make_room(from, maps.rows, maps.columns);
+    const std::int64_t size = maps.height * maps.width;
+    for (std::int64_t i = 0; i < 2 * maps.slots(); ++i) powers[i] = V{};
+    for (std::int64_t c = begin; c < end; ++c) {
+      std::int64_t samples[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const std::int64_t b = std::min(first + i, first + used - 1);
+        samples[i] = (b * maps.channels + c) * size;
+      }
+      add_map(maps, samples, room, powers, keep == nullptr ? nullptr : keep->bins,
+              kept + c % kKept);
+      if (keep != nullptr && (c % kKept == kKept - 1 || c + 1 == maps.channels)) {
+        const std::int64_t from_channel = c / kKept * kKept;
+        if (maps.narrow) {
+          write_bins<float>(*keep, maps, kept, first, used, from_channel);
+        } else {
+          write_bins<double>(*keep, maps, kept, first, used, from_channel);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace dpkern::cpu::spectral

@@ -1,0 +1,321 @@
+"""Prepare the compiled norm of correlation maps: its frequencies, weights and rounding errors.
+
+``csrc/cpu/spectral_transform.h`` transforms a map by products with cosines and sines, folded about
+its centre, and keeps ``M`` and ``N`` of a quarter of the frequencies, ``M +- 2 N`` being the powers
+at ``(+-ky, kx)``. Here stand the tables that it reads. The proof of the errors is in
+``docs/spectral.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._band import Array, Band, half_weights
+from ._sizes import Pair
+from ._spectra import Grid, half_gains
+
+LONGEST = 256
+"""Values on an axis up to which products are not slower than a fast transform."""
+_PRECISE = 64
+"""Values on an axis up to which sums of float32 keep a small error."""
+_CHANNELS = 64
+"""Channels of a group up to which float32 may sum their powers."""
+_CHEAP = 12
+"""Products of the weighted gradient for each of the norm, from which a double norm is cheap."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """``count`` values, ``step`` apart, on a circle of ``n``."""
+
+    n: int
+    count: int
+    step: int
+
+    @property
+    def split(self) -> bool:
+        """Whether frequencies k and n/2 - k share products."""
+        return self.n % 2 == 0 and self.step % 2 == 1
+
+    @property
+    def terms(self) -> int:
+        """Products in the longest sum."""
+        half = self.count // 2
+        return half // 2 + 1 if self.split else half + 1
+
+    @property
+    def frequencies(self) -> Array:
+        """Those along a column in the kernel's order, one of which may stand there twice."""
+        first = np.arange((self.n // 4 if self.split else self.n // 2) + 1)
+        return np.stack([first, self.n // 2 - first], 1).ravel() if self.split else first
+
+    @property
+    def weights(self) -> Array:
+        """How many frequencies of the circle each one stands for, 0 for a second copy."""
+        weights = half_weights(self.n)[self.frequencies]
+        if self.split and self.n % 4 == 0:
+            weights[-1] = 0
+        return weights
+
+    def error(self, dtype: torch.dtype) -> float:
+        """Return the error of the sums relative to their exact norm, from above.
+
+        ``gamma ||B||_2`` with ``B`` the absolute values of the isometry that the line is, and
+        ``||B||_2^2 <= ||B||_1 ||B||_inf``.
+        """
+        unit = torch.finfo(dtype).eps / 2
+        # A coefficient, the sum, the sum of even and odd terms, and one to spare; float64
+        # coefficients are off by more than one rounding.
+        roundings = self.terms + (3 if dtype is torch.float32 else 8)
+        gamma = roundings * unit / (1 - roundings * unit)
+        turns = np.outer(np.arange(self.n // 2 + 1), np.arange(self.count) * self.step) % self.n
+        scale = np.sqrt(half_weights(self.n) / self.n)[:, None]
+        parts = np.abs(np.concatenate([table[turns] * scale for table in circle(self.n)]))
+        return float(gamma * math.sqrt(parts.sum(0).max() * parts.sum(1).max()) * (1 + 1e-9))
+
+
+@lru_cache(maxsize=256)
+def circle(n: int) -> Array:
+    """Return cosines and sines of ``2 pi m / n``, ``[2, n]``, with the exact zeros and ones."""
+    quarter, rest = np.divmod(4 * np.arange(n), n)  # a quarter of the circle has n steps here
+    near = 2 * rest <= n
+    angle = np.where(near, rest, n - rest) * (math.pi / (2 * n))
+    cosine = np.where(near, np.cos(angle), np.sin(angle))
+    sine = np.where(near, np.sin(angle), np.cos(angle))
+    signs = [(cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine)]
+    table: Array = np.stack([np.choose(quarter, [pair[part] for pair in signs]) for part in (0, 1)])
+    return table + 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the kernel reads besides the operands, all of it on the CPU.
+
+    Attributes:
+        lines: rows and columns of x, then of g, ``(n, count, step)`` each.
+        turns: their cosines and sines.
+        index: the place of g's ``M`` and ``N`` for each place of x.
+        weights: ``[places of x, 3]``, of the products ``M M``, ``N N`` and ``M N``.
+        x_weights, g_weights: Parseval's, from ``M`` to the squared norm of an operand.
+        errors: of the transforms of x and of g in float32, and of both in float64.
+        share: ``sqrt(P' Q')`` of g's grid.
+        skew: whether gains at ``(ky, kx)`` and ``(-ky, kx)`` differ.
+    """
+
+    lines: Tensor
+    turns: Tensor
+    index: Tensor
+    weights: Tensor
+    x_weights: Tensor
+    g_weights: Tensor
+    errors: Tensor
+    share: float
+    skew: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places ``[kx, ky]`` of a quarter of a grid's frequencies, both flat."""
+
+    rows: Line
+    columns: Line
+
+    @property
+    def ky(self) -> Array:
+        """Frequencies along columns."""
+        return np.tile(self.rows.frequencies, self.columns.n // 2 + 1)
+
+    @property
+    def kx(self) -> Array:
+        """Frequencies along rows."""
+        return np.repeat(np.arange(self.columns.n // 2 + 1), len(self.rows.frequencies))
+
+    @property
+    def weights(self) -> Array:
+        """The share of ``M`` in the squared norm of a map."""
+        both = np.outer(half_weights(self.columns.n), self.rows.weights)
+        return both.ravel() / (self.rows.n * self.columns.n)
+
+    def find(self, ky: Array, kx: Array) -> tuple[Array, Array, Array]:
+        """Return the places of frequencies, -1 where it is that of ``-ky``, and conjugates.
+
+        The bin is that of ``(+-ky, kx)`` there, or its conjugate.
+        """
+        ky, kx = ky % self.rows.n, kx % self.columns.n
+        conjugate = 2 * kx > self.columns.n
+        ky, kx = (
+            np.where(conjugate, -ky % self.rows.n, ky),
+            np.where(conjugate, -kx % self.columns.n, kx),
+        )
+        mirrored = 2 * ky > self.rows.n
+        ky = np.where(mirrored, self.rows.n - ky, ky)
+        order = self.rows.frequencies
+        first = np.zeros(self.rows.n // 2 + 1, dtype=np.int64)
+        first[order[::-1]] = np.arange(len(order))[::-1]
+        return kx * len(order) + first[ky], np.where(mirrored, -1, 1), conjugate
+
+
+@lru_cache(maxsize=256)
+def _make(x: Places, g: Places, band: Band | None) -> Plan:
+    (p, q), turned = (x.rows.n, x.columns.n), (x.rows, x.columns, g.rows, g.columns)
+    gains = np.ones((p, q // 2 + 1)) if band is None else half_gains(band).numpy() ** 2
+    index, signs, _ = g.find(x.ky, x.kx)
+    plus, minus = gains[x.ky, x.kx], gains[-x.ky % p, x.kx]
+    even, odd = x.weights / 2 * (plus + minus), x.weights * (plus - minus)
+    errors = [
+        _both(rows, columns, dtype)
+        for dtype in (torch.float32, torch.float64)
+        for rows, columns in (turned[:2], turned[2:])
+    ]
+    return Plan(
+        lines=torch.tensor([(line.n, line.count, line.step) for line in turned]).flatten(),
+        turns=torch.from_numpy(np.concatenate([circle(line.n).ravel() for line in turned])),
+        index=torch.from_numpy(index),
+        weights=torch.from_numpy(np.stack([even, 4 * signs * even, odd], 1)),
+        x_weights=torch.from_numpy(x.weights),
+        g_weights=torch.from_numpy(g.weights),
+        errors=torch.tensor(errors, dtype=torch.float64),
+        share=math.sqrt(g.rows.n * g.columns.n),
+        skew=bool(odd.any()),
+    )
+
+
+def _both(rows: Line, columns: Line, dtype: torch.dtype) -> float:
+    """Return eta of both axes: ``(1 + u)^2`` for folding, and the two sums."""
+    unit = torch.finfo(dtype).eps / 2
+    factors = (1 + unit) ** 2 * (1 + rows.error(dtype)) * (1 + columns.error(dtype))
+    return float((factors - 1) * (1 + 2.0**-30))
+
+
+def sums_error(grid: Grid, plan: Plan, dtype: torch.dtype) -> float:
+    """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
+
+    M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
+    that differ between ``ky`` and ``-ky`` meet both operands' errors once more.
+    """
+    geometry = grid.layer.geometry
+    maps = (geometry.in_channels + geometry.out_channels) // geometry.groups
+    terms = (12 if plan.skew else 6) * maps + 8
+    unit = torch.finfo(dtype).eps / 2
+    return (1 + 2.0**-10) * terms * unit + (len(plan.index) + geometry.groups + 16) * 2.0**-50
+
+
+def places(grid: Grid) -> tuple[Places, Places]:
+    """Return the frequencies of the inputs and of the output gradients."""
+    steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
+    rows, columns = (Line(n, count, 1) for n, count in zip(grid.size, grid.rows, strict=True))
+    g_rows, g_columns = (
+        Line(n, count, step)
+        for n, count, step in zip(grid.folded, grid.layer.output, steps, strict=True)
+    )
+    return Places(rows, columns), Places(g_rows, g_columns)
+
+
+def plan_of(grid: Grid) -> Plan:
+    """Return the plan of a grid, kept for others of its sizes."""
+    return _make(*places(grid), grid.band)
+
+
+def reaches(grid: Grid) -> bool:
+    """Whether the kernel takes this grid."""
+    return max(grid.size) <= LONGEST and min(grid.rows) > 0
+
+
+def products(grid: Grid) -> int:
+    """Return the products of one sample's transforms and powers."""
+    total = 0
+    geometry = grid.layer.geometry
+    for side, maps in zip(places(grid), (geometry.in_channels, geometry.out_channels), strict=True):
+        rows, columns = side.rows, side.columns
+        across = len(columns.frequencies) * columns.terms * 2 * rows.count
+        down = (columns.n // 2 + 1) * len(rows.frequencies) * (rows.terms * 4 + 6)
+        total += maps * (across + down)
+    return total
+
+
+def wide(grid: Grid) -> bool:
+    """Whether to compute in double at once: where float32 is imprecise, or double is cheap."""
+    geometry = grid.layer.geometry
+    channels = max(geometry.in_channels, geometry.out_channels) // geometry.groups
+    if max(grid.size) > _PRECISE or channels > _CHANNELS:
+        return True
+    pairs = geometry.in_channels * geometry.out_channels // geometry.groups
+    taps = math.prod(geometry.kernel) * geometry.positions
+    return pairs * taps > _CHEAP * products(grid)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """Bins of one operand that the kernel writes out.
+
+    Attributes:
+        places: ``[places, 2]``, the bin at ``(+ky, kx)`` and at ``(-ky, kx)``, or -1.
+        source: ``[K]``, which of them each retained bin is; aliases of a stride share one.
+        turn: ``[K, 4]``, from ``A - i B`` about the centre to real and imaginary part.
+        count: how many bins there are.
+    """
+
+    places: Tensor
+    source: Tensor
+    turn: Tensor
+    count: int
+
+
+def _retain(side: Places, centre: Pair, ky: Array, kx: Array) -> Retained:
+    place, sign, conjugate = side.find(ky, kx)
+    which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
+    table = np.full(2 * len(side.ky), -1)
+    table[which] = np.arange(len(which))
+    # The powers' origin is the centre: a turn by exp(-2 pi i k.centre), by integer angles.
+    down, across = circle(side.rows.n), circle(side.columns.n)
+    one, two = ky * centre[0] % side.rows.n, kx * centre[1] % side.columns.n
+    real = down[0, one] * across[0, two] - down[1, one] * across[1, two]
+    imag = -down[1, one] * across[0, two] - down[0, one] * across[1, two]
+    side_sign = np.where(conjugate, -1.0, 1.0)
+    turn = np.stack([real, side_sign * imag, imag, -side_sign * real], 1)
+    return Retained(
+        places=torch.from_numpy(table.reshape(-1, 2)),
+        source=torch.from_numpy(source.reshape(-1)),
+        turn=torch.from_numpy(turn),
+        count=len(which),
+    )
+
+
+@lru_cache(maxsize=256)
+def _retained(
+    x: Places, g: Places, centres: tuple[Pair, Pair], band: Band
+) -> tuple[Retained, Retained]:
+    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
+    return _retain(x, centres[0], ky, kx), _retain(g, centres[1], ky, kx)
+
+
+def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
+    """Return the retained bins of the inputs and of the output gradients."""
+    x, g = places(grid)
+    (top, left), (height, width) = grid.layer.padding, grid.rows
+    y, z = (
+        n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True)
+    )
+    return _retained(x, g, ((top + height // 2, left + width // 2), (y, z)), band)
+
+
+__all__ = [
+    "LONGEST",
+    "Line",
+    "Places",
+    "Plan",
+    "circle",
+    "places",
+    "plan_of",
+    "products",
+    "reaches",
+    "retained",
+    "sums_error",
+    "wide",
+]
