@@ -67,8 +67,8 @@ def make_parts(
     Args:
         wrapper, optimizer, data_loader, options: the user's.
         choose: function that makes the mechanism.
-        given: the user's mechanism, which has an arithmetic of its own. None: ``choose`` makes
-            DP-SGD of the options.
+        given: the user's mechanism, which has an arithmetic of its own. None where ``choose``
+            makes DP-SGD of the options.
 
     Raises:
         DPKernError: something that cannot be private.

@@ -40,7 +40,7 @@ CLASSES_FROM_DATA = (
 )
 
 
-class Range(NamedTuple):
+class ColumnRange(NamedTuple):
     """The public bounds of a column's numbers."""
 
     low: float
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What the user says of a table.
+    """The user's statements about a table.
 
     Attributes:
         label: heading or number (from 1) of the label's column. None takes the one headed
@@ -75,7 +75,7 @@ class TableOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How the columns of one or two files become features and labels.
+    """The way in which the columns of one or two files become features and labels.
 
     Attributes:
         label: name of the label's column.
@@ -89,7 +89,7 @@ class Encoding:
 
     label: str
     classes: Categories
-    features: Mapping[str, Range | Categories | None]
+    features: Mapping[str, ColumnRange | Categories | None]
     dropped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
 
@@ -129,8 +129,8 @@ class Encoding:
             )
         name = table.names[label]
         _check_declared(declared, rest, name, [table.names[i] for i in dropped])
-        known: Range | Categories | None = declared.get(name)
-        if isinstance(known, Range):
+        known: ColumnRange | Categories | None = declared.get(name)
+        if isinstance(known, ColumnRange):
             raise InvalidInput(
                 "ranges",
                 expected=f"a list of the classes for the label, {name!r}",
@@ -159,7 +159,7 @@ class Encoding:
         """Return the roles of the columns as one sentence."""
         kinds: dict[str, int] = {}
         for known in self.features.values():
-            kind = "with a public range" if isinstance(known, Range) else "with categories"
+            kind = "with a public range" if isinstance(known, ColumnRange) else "with categories"
             kind = "as they stand in the file" if known is None else kind
             kinds[kind] = kinds.get(kind, 0) + 1
         counted = [f"{count} {kind}" for kind, count in kinds.items()]
@@ -184,7 +184,7 @@ class Encoding:
             cells = columns[name]
             if known is None:
                 parts.append(_numbers(table, name, cells)[:, None] / scale)
-            elif isinstance(known, Range):
+            elif isinstance(known, ColumnRange):
                 parts.append(_scaled(table, name, cells, known)[:, None])
             else:
                 parts.append(_indicators(cells, known))
@@ -232,7 +232,7 @@ def _roles(table: Table, options: TableOptions) -> tuple[int, list[int]]:
     return label, dropped
 
 
-def _declared(ranges: str | None) -> dict[str, Range | Categories]:
+def _declared(ranges: str | None) -> dict[str, ColumnRange | Categories]:
     """Return what the range file says, by column."""
     if ranges is None:
         return {}
@@ -249,14 +249,14 @@ def _declared(ranges: str | None) -> dict[str, Range | Categories]:
     return {name: _declaration(path, name, value) for name, value in content.items()}
 
 
-def _declaration(path: Path, name: str, value: Any) -> Range | Categories:
+def _declaration(path: Path, name: str, value: Any) -> ColumnRange | Categories:
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         if len(set(value)) == len(value) <= MAX_CATEGORIES:
             return tuple(value)
     elif isinstance(value, list) and len(value) == 2:
         numbers = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
         if len(numbers) == 2 and math.isfinite(sum(numbers)) and numbers[0] < numbers[1]:
-            return Range(float(numbers[0]), float(numbers[1]))
+            return ColumnRange(float(numbers[0]), float(numbers[1]))
     raise InvalidInput(
         "ranges",
         expected=f"[low, high] with low < high, or at most {MAX_CATEGORIES} different texts",
@@ -322,7 +322,7 @@ def _numbers(table: Table, name: str, cells: Sequence[Cell]) -> Array:
     return np.array(cells, dtype=np.float64)
 
 
-def _scaled(table: Table, name: str, cells: Sequence[Cell], known: Range) -> Array:
+def _scaled(table: Table, name: str, cells: Sequence[Cell], known: ColumnRange) -> Array:
     low, high = known
     values = []
     for line, cell in zip(table.lines, cells, strict=True):
