@@ -297,7 +297,8 @@ def _classes(
         return declared, ()
     if not any(isinstance(cell, str) for cells in labels for cell in cells):
         return (), ()
-    return tuple(sorted({_text(cell) for cells in labels for cell in cells})), (CLASSES_FROM_DATA,)
+    names = {_text(cell) for cells in labels for cell in cells} - {""}  # a blank is no class
+    return tuple(sorted(names)), (CLASSES_FROM_DATA,)
 
 
 def _numbers(table: Table, name: str, cells: Sequence[Cell]) -> Array:

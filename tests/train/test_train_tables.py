@@ -208,6 +208,13 @@ def test_a_category_that_is_no_class_is_refused(people: Path) -> None:
         load(str(people), table=options(people))
 
 
+def test_a_blank_label_is_no_class(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n1,yes\n2,no\n3,\n4,yes\n")
+    with pytest.raises(InvalidInput, match=r"got '' in .* line 4"):
+        load(str(path))
+
+
 def test_options_of_tables_are_refused_elsewhere() -> None:
     with pytest.raises(InvalidInput, match="no table"):
         load("digits", table=TableOptions(label="x"))
