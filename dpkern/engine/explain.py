@@ -94,7 +94,7 @@ def _paragraphs(title: str, report: Mapping[str, Any]) -> Iterator[str]:
         yield "It holds if"
         yield from ("- " + condition.removeprefix("holds if ") for condition in conditions)
     others = [note for note in certificate["notes"] if note not in conditions]
-    others += [note["text"] for note in report["notes"]] + report["warnings"]
+    others += report["warnings"]
     if others:
         yield "Note that"
         yield from ("- " + other for other in dict.fromkeys(others))
@@ -133,7 +133,7 @@ def _guarantee(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if float(report["epsilon_claimed"]) != epsilon:
         claimed = shown_bound(report["epsilon_claimed"], 3)
-        yield f"Claimed elsewhere: epsilon = {claimed} ({report['claim']})."
+        yield f"Claimed: epsilon = {claimed} ({report['claim']})."
     scope = certificate["certified_for"]
     yield _SCOPE.get(scope, f"The bound is for {scope}.")
 
