@@ -143,7 +143,8 @@ class Flat:
             with without_torch_function(), torch.no_grad():
                 for part in self._summed:
                     place = places[part.slot.index]
-                    part.site.add_sum(self.arithmetic, self.factors, held[part.site.index], place)
+                    mine = held[part.site.index]
+                    part.site.add_sum(self.arithmetic, part, self.factors, mine, place)
                 for index, gradients in joined:
                     self.arithmetic.add(gradients, self.factors, places[index])
         held.clear()

@@ -88,7 +88,9 @@ class RecordSite(UseSite):
 
     sums_alone = True
 
-    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(
+        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
+    ) -> None:
         record: PerSampleGradients = held[4]
         arithmetic.add(record, factors, place.view(record.shape))
 

@@ -175,7 +175,9 @@ class UseSite(ABC):
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(
+        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
+    ) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
