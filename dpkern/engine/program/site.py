@@ -68,8 +68,8 @@ class UseSite(ABC):
     """Names of the operations that this class replays."""
 
     joined_as: ClassVar[str] = ""
-    """What is joined of a weight that several uses share: ``operands``, of which norm and sum are
-    made, or materialized ``rows``; empty if no program joins it."""
+    """The way to join a weight's gradients over several uses: by ``operands``, of which norm and sum
+    are made, or by materialized ``rows``; empty if no program joins them."""
 
     padding_idx: int | None = None
 
