@@ -55,6 +55,10 @@ class ReplayedStep {
   void set_square(std::size_t number, std::uintptr_t address) {
     squares_.at(number) = pointer<double>(address);
   }
+  // An explicit gradient that lies elsewhere in the step at hand.
+  void set_rows(std::size_t place, std::uintptr_t address) {
+    rows_.at(place) = pointer<const F>(address);
+  }
   void set_layer(std::size_t index, std::int64_t positions, std::int64_t inputs,
                  std::int64_t outputs, std::uintptr_t squares, std::uintptr_t rows,
                  std::uintptr_t bias_rows, int bias, std::int64_t out) {
@@ -212,6 +216,7 @@ void add_step(py::module_& m, const char* name) {
       .def("set_explicit", &Step::set_explicit)
       .def("set_squares", &Step::set_squares)
       .def("set_square", &Step::set_square)
+      .def("set_rows", &Step::set_rows)
       .def("set_layer", &Step::set_layer)
       .def("begin", &Step::begin)
       .def("take", &Step::take)

@@ -39,7 +39,7 @@ Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 RULES: dict[Function, Rule] = {}
 """Rules of operations with a private argument, by the function that torch dispatches on."""
 
-REPLAYED: dict[Function, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {}
+REPLAYED: dict[Function, Callable[..., Any]] = {}
 """Functions that run an operation as a program's next use (``engine.program``) or return None."""
 
 ANY: Any = object()
@@ -222,6 +222,11 @@ def _on_parameter(
 
 PRIVATE = (PrivateParameter, PrivateExpression)
 _PRIVATE = frozenset(PRIVATE)
+
+
+def is_plainly_called() -> bool:
+    """Whether no compiler sees the call."""
+    return not is_dynamo_compiling() and get_eval_frame_callback() is None
 
 
 def is_private(tensor: Any) -> TypeGuard[Tensor]:

@@ -219,7 +219,8 @@ def test_back_from_two_uses_to_one() -> None:
         run.train(10, once, at=4)
         runs.append(run)
     assert runs[0].replays > 0
-    assert "more than once" in runs[0].reasons[3] or "gradients" in runs[0].reasons[3]
+    assert runs[0].reasons[3] == ""
+    assert runs[0].reasons[4] != ""
     assert all(map(torch.equal, runs[0].weights, runs[1].weights))
 
 
@@ -290,20 +291,6 @@ def test_what_is_not_held_is_recorded_and_says_why(options: dict[str, Any], why:
     assert why in run.reasons[-1]
 
 
-class Tied(nn.Module):
-    """One weight as table and head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(7, 5)
-        self.head = nn.Linear(5, 7, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        ids = (x[..., 0].abs() * 3).long() % 7
-        return self.head(torch.tanh(self.table(ids))).mean(1)[:, :3]
-
-
 class Long(nn.Sequential):
     """Linear layers over many positions, whose gradients are smaller than their operands."""
 
@@ -313,11 +300,6 @@ class Long(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = super().forward(x)
         return out.mean(1)
-
-
-def test_tied_weights_are_recorded() -> None:
-    run = both(replays=False, make=Tied)
-    assert "gradients" in run.reasons[-1] or "more than once" in run.reasons[-1]
 
 
 def test_gradients_kept_for_the_sum_are_replayed() -> None:

@@ -19,9 +19,11 @@ from ...base.dtypes import FLOATS
 from ...ops import recurrent
 from ...ops.ghost import linear
 from ..parameter import (
+    REPLAYED,
     applied,
     differentiable_once,
     is_constant,
+    is_plainly_called,
     is_private,
     plain,
     source_of,
@@ -130,7 +132,7 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any,
         anchor: Tensor,
-        use: CapturedOp,
+        use: CapturedOp | Use,
         cell: FusedCell,
         reverse: bool,
         x: Tensor,
@@ -150,31 +152,51 @@ class _Layer(torch.autograd.Function):
         if all(g is None for g in gradients):
             return *nothing, None, *(None,) * ctx.states, *nothing
         x, before, w_ih, w_hh, *kept = ctx.saved_tensors
-        use: CapturedOp = ctx.use
+        use: CapturedOp | Use = ctx.use
         to_input = ctx.needs_input_grad[4] and use.passes_on
         weights = w_ih if to_input else w_ih[:, :0], w_hh
         given = [None if g is None else g.contiguous() for g in gradients]
         made = ctx.cell.backward(tuple(kept), weights, given, reverse=ctx.reverse)
-        if use.wants(made.d):
-            _arrive(use, x, before, made)
+        if not isinstance(use, CapturedOp):
+            use.take(x, before, made)
+        elif use.wants(made.d):
+            deliver(use, x, before, made)
         return *nothing, made.dx if to_input else None, *made.starts, *nothing
 
 
-def _arrive(use: CapturedOp, x: Tensor, before: Tensor, made: Backward) -> None:
+def deliver(use: CapturedOp, x: Tensor, before: Tensor, made: Backward) -> None:
+    """Capture the gradients of a backward pass."""
     with without_torch_function():
-        a, states = use.per_batch(x).flatten(1, 2), use.per_batch(before).flatten(1, 2)
-        d, e = use.per_batch(made.d).flatten(1, 2), use.per_batch(made.e).flatten(1, 2)
-        weights: dict[int, PerSampleGradients] = {
-            0: LinearGradients(a, d),
-            1: LinearGradients(states, e),
-        }
-        use.arrive_together(weights, _joined(a, states, d) if made.e is made.d else None)
-        for which, sums in ((2, made.sums_d), (3, made.sums_e)):
-            if use.targets[which] is not None:
-                each = use.per_batch(sums)
-                use.arrive(
-                    which, ExplicitGradients(each[:, 0] if each.shape[1] == 1 else each.sum(1))
-                )
+        records, joint = gradients_of(use.batch, x, before, made)
+        each = [use.per_batch(sums) for sums in (made.sums_d, made.sums_e)]
+        biases = [rows[:, 0] if rows.shape[1] == 1 else rows.sum(1) for rows in each]
+        arrive(use, records, joint, biases)
+
+
+def gradients_of(
+    batch: int, x: Tensor, before: Tensor, made: Backward
+) -> tuple[list[LinearGradients], Callable[[], PerSampleGradients] | None]:
+    """Return the gradients of both weights, and what ``_joined`` makes of them."""
+
+    def samples(tensor: Tensor) -> Tensor:
+        return tensor.reshape(batch, -1, tensor.shape[-1]) if batch else tensor
+
+    a, states, d, e = map(samples, (x, before, made.d, made.e))
+    joint = _joined(a, states, d) if made.e is made.d else None
+    return [LinearGradients(a, d), LinearGradients(states, e)], joint
+
+
+def arrive(
+    use: CapturedOp,
+    records: Sequence[PerSampleGradients],
+    joint: Callable[[], PerSampleGradients] | None,
+    biases: Sequence[Tensor],
+) -> None:
+    """Add gradients of both weights, with ``joint`` for their norm, and of the biases."""
+    use.arrive_together(dict(enumerate(records)), joint)
+    for which, rows in enumerate(biases, 2):
+        if use.targets[which] is not None:
+            use.arrive(which, ExplicitGradients(rows))
 
 
 def _joined(a: Tensor, states: Tensor, d: Tensor) -> Callable[[], PerSampleGradients] | None:
@@ -184,6 +206,16 @@ def _joined(a: Tensor, states: Tensor, d: Tensor) -> Callable[[], PerSampleGradi
     """
     cheaper = linear.norm_route(a, d) == linear.norm_route(states, d) == "gram"
     return (lambda: LinearGradients(torch.cat((a, states), 2), d)) if cheaper else None
+
+
+class Use(Protocol):
+    """A use that a program replays (``engine.program.recurrent``)."""
+
+    passes_on: bool
+    """Whether the gradient of its input is needed."""
+
+    def take(self, x: Tensor, before: Tensor, made: Backward) -> None:
+        """Take the gradients of a backward pass."""
 
 
 def fits(x: Tensor, state: State, weights: Weights) -> bool:
@@ -214,7 +246,12 @@ def run(
         whole_target_of(w) if is_private(w) else None for w in weights
     ]
     capture = next(source_of(w).capture for w in weights if is_private(w))
-    use = capture.use(operation, targets, x)
+    replay = REPLAYED.get(run)
+    use = None
+    if replay is not None and is_plainly_called():
+        use = replay(operation, x, weights)
+    if use is None:
+        use = capture.use(operation, targets, x)
     values = [plain(w) for w in weights]
     y, *ends = applied(_Layer, capture.anchor, use, cell, reverse, x, *state, *values)
     return y, tuple(ends)

@@ -10,15 +10,18 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ...ops import direct
 from ...ops.clip import sum_dtype
 from ...privacy.mechanisms import Plan
 from ..exact_sums import Aim
 from ..parameter import without_torch_function
+from ..per_sample_gradients import PerSampleGradients
 from ..uses import ParameterSource
 from .arithmetic import SumArithmetic
 from .facts import UseFacts
+from .joined import JoinedPart, parts_of
 from .memory import Memory
 from .run import ReplayRun
 from .site import KINDS, NotReplayed, UseSite
@@ -51,20 +54,19 @@ class Flat:
             site.index = len(self.sites)
             self.sites.append(site)
         self.keys = {site.facts.key for site in self.sites}
-        shares = [part for site in self.sites for part in site.parts]
-        parts = {part.slot.index: part for part in shares}
-        if len(parts) != len(shares):
-            raise NotReplayed("a parameter is used more than once")
+        self._parts = parts_of([part for site in self.sites for part in site.parts])
+        self._joined = [part for part in self._parts if isinstance(part, JoinedPart)]
         dtypes = {slot.parameter.dtype for slot in slots}
         if len(dtypes) != 1 or sum_dtype(*dtypes) not in dtypes:
             raise NotReplayed("parameters of several dtypes, or of 16 bits")
         (self.dtype,) = dtypes
-        self._parts = [parts[index] for index in sorted(parts)]
         self.batch = 0
         self.calls = direct.replayed_step(self.dtype, exact=arithmetic.exact)
         self.sums = Sums(slots, arithmetic.sum_dtype(self.dtype))
-        shapes = [part.slot.shape for part in shares if part.single]
+        shapes = [part.slot.shape for part in self._parts if part.single]
         self._single = sum(math.prod(shape) for shape in shapes)
+        self._squares: list[Tensor] = []
+        """Squared norms of shared parameters, which the calls point to."""
         self._aim: tuple[Plan | None, Aim] = (None, Aim(1.0, 0.0, nearest=False))
         self.starts = starts_of([slot.shape for slot in slots])
         """Offset of each parameter's sum in the memory of all."""
@@ -80,7 +82,8 @@ class Flat:
         for number, part in enumerate((*fresh, *kept)):
             part.rows = part.place = number
         self._explicit, self._fresh = [*fresh, *kept], len(fresh)
-        self._summed = [part for part in self._parts if part.site.sums_alone and not part.explicit]
+        alone = [part for part in self._parts if not isinstance(part, JoinedPart)]
+        self._summed = [part for part in alone if part.site.sums_alone and not part.explicit]
         shapes = [part.slot.shape for part in self._explicit]
         self.spare_rows = len(shapes)
         """Number of rows that are never read: for the gradient of a shift that a norm lacks."""
@@ -129,17 +132,40 @@ class Flat:
         Returns:
             How many samples were dropped, because their norm is not finite.
         """
+        joined = self._take_joined(run)
         aim, automatic = self.aim(plan), plan.clipping == "automatic"
         lost: int = self.calls.close(
             *(aim.bound, scale / aim.unit, automatic, aim.nearest, records),
             *(*self._addresses, memory.address),
         )
         held, places = run.held, memory.tensors
-        if self._summed:
+        if self._summed or joined:
             with without_torch_function(), torch.no_grad():
                 for part in self._summed:
                     place = places[part.slot.index]
-                    part.site.add_sum(self.arithmetic, self.factors, held[part.site.index], place)
+                    mine = held[part.site.index]
+                    part.site.add_sum(self.arithmetic, part, self.factors, mine, place)
+                for index, gradients in joined:
+                    self.arithmetic.add(gradients, self.factors, places[index])
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost
+
+    def _take_joined(self, run: ReplayRun) -> list[tuple[int, PerSampleGradients]]:
+        """Join the gradients of shared parameters; return those that are no rows, by index."""
+        if not self._joined:
+            return []
+        found = []
+        self._squares = []
+        with without_torch_function(), torch.no_grad():
+            for part in self._joined:
+                gradients = part.gradients(run)
+                if part.explicit:
+                    rows = self.memory.rows(part.rows, self.batch)
+                    rows.copy_(gradients.per_sample().view(rows.shape))
+                    continue
+                square = self.arithmetic.squares(gradients)
+                self.calls.set_square(part.square, square.data_ptr())
+                self._squares.append(square)
+                found.append((part.slot.index, gradients))
+        return found

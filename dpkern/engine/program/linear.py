@@ -14,11 +14,11 @@ from ...ops import direct
 from ..layers import linear as recorded
 from ..layers.expression import is_buffer
 from ..parameter import REPLAYED, fresh, refuse_double_backward
-from ..per_sample_gradients import ExplicitGradients
+from ..per_sample_gradients import ExplicitGradients, LinearGradients, PerSampleGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
+from .site import NotReplayed, Part, UseSite, address, apply_of, kind, skip_frames, written_since
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -34,6 +34,7 @@ class LinearSite(UseSite):
     """Linear map ``x [k B, ..., d] -> [k B, ..., p]``, with ``T`` positions per sample."""
 
     operations = ("linear",)
+    joined_as = "operands"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
@@ -59,7 +60,9 @@ class LinearSite(UseSite):
 
     def place(self, flat: Flat) -> None:
         self.flat, memory = flat, flat.memory
-        bias = self.bias_part
+        if self.weight_part.joined:
+            return
+        bias = self._own_bias
         with_rows = bias is not None and self.positions > 1 and not self.bias_apart
         flat.calls.set_layer(
             *(self.index, self.positions, self.inputs, self.outputs),
@@ -71,13 +74,21 @@ class LinearSite(UseSite):
         )
         self.take_norm = flat.calls.take
 
+    @property
+    def _own_bias(self) -> Part | None:
+        """The part of a bias that no other use shares."""
+        bias = self.bias_part
+        return None if bias is None or bias.joined else bias
+
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
         self.out_shape = (*self.shape[:-1], self.outputs)
         self.sizes = (math.prod(self.shape[:-1]), self.inputs, self.outputs)
-        if self.bias_part is not None and self.positions > 1:
-            self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
-            self.bias_operand = (batch, self.positions, self.outputs)
+        self.in_positions = (batch, self.positions, self.inputs)
+        self.out_positions = (batch, self.positions, self.outputs)
+        bias = self._own_bias
+        if bias is not None and self.positions > 1:
+            self.bias_rows = flat.memory.rows(bias.rows, batch)
 
     def admits(self, x: Tensor) -> bool:
         return self.differentiable or not is_buffer(x, self.weight)
@@ -88,11 +99,36 @@ class LinearSite(UseSite):
             x = x.contiguous()
         if not g.is_contiguous():
             g = g.contiguous()
-        self.take_norm(self.index, x.data_ptr(), g.data_ptr())
-        if self.bias_apart:
-            torch.sum(g.view(self.bias_operand), 1, out=self.bias_rows)
-        run.held[self.index] = () if self.kept else (x, g, x._version, g._version)
+        if not self.weight_part.joined:
+            self.take_norm(self.index, x.data_ptr(), g.data_ptr())
+            if self.bias_apart:
+                self._sum_bias(g)
+        elif self._own_bias is not None:
+            if self.positions > 1:
+                self._sum_bias(g)
+            else:
+                self.flat.calls.set_rows(self._own_bias.place, g.data_ptr())
+        held = (x, g, x._version, g._version)
+        run.held[self.index] = held if not self.kept else self._held_of_bias(g)
         run.order.append(self.index)
+
+    def _held_of_bias(self, g: Tensor) -> tuple[Any, ...]:
+        """Return what is left to hold where the weight's gradients are kept."""
+        shared = self.bias_part is not None and self.bias_part.joined
+        rows = recorded._sum_positions(g.view(self.out_positions)) if shared else None
+        return () if rows is None else (None, None, 0, 0, rows)
+
+    def _sum_bias(self, g: Tensor) -> None:
+        if self._own_bias is not None:
+            torch.sum(g.view(self.out_positions), 1, out=self.bias_rows)
+
+    def gradients(self, part: Part, held: Any) -> PerSampleGradients:
+        if part is self.bias_part and self.kept:
+            return ExplicitGradients(held[4])
+        out = held[1].view(self.out_positions)
+        if part is self.bias_part:
+            return ExplicitGradients(recorded._sum_positions(out))
+        return LinearGradients(held[0].view(self.in_positions), out)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         if not self.kept:
@@ -104,7 +140,8 @@ class LinearSite(UseSite):
             0, ExplicitGradients(memory.rows(self.weight_part.rows, use.batch).clone(), squares)
         )
         if self.bias_part is not None:
-            use.arrive(1, ExplicitGradients(self.bias_rows.clone()))
+            rows = held[4] if self.bias_part.joined else self.bias_rows.clone()
+            use.arrive(1, ExplicitGradients(rows))
 
 
 class _ReplayedLinear(torch.autograd.Function):

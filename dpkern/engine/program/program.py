@@ -10,6 +10,8 @@ path, and ``reason`` says why.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +22,7 @@ from ...privacy.mechanisms import Plan
 from ..exact_sums import sums_in_place
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
-from ..uses import CapturedOp
+from ..uses import CapturedOp, ParameterSource
 from .arithmetic import arithmetic_of
 from .facts import UseFacts, facts_of
 from .flat import Flat
@@ -82,7 +84,8 @@ class Program:
             why = self._refused_plan(plan) or self._refused_capture()
             if why:
                 raise NotReplayed(why)
-            step = [(facts, self._kept(facts)) for facts in noted]
+            uses = Counter(slot for facts in noted for slot in facts.slots)
+            step = [(facts, self._kept(facts, uses)) for facts in noted]
             if not step:
                 raise NotReplayed("no use of a parameter was seen")
             if step == self._last:
@@ -96,7 +99,9 @@ class Program:
         except NotReplayed as why_not:
             self.reason, self._last = str(why_not), None
 
-    def _kept(self, facts: UseFacts) -> tuple[bool, ...]:
+    def _kept(
+        self, facts: UseFacts, uses: Mapping[ParameterSource | None, int]
+    ) -> tuple[bool, ...]:
         """Return by target whether the step materialized gradients instead of their operands."""
         if facts.obstacle:
             raise NotReplayed(facts.obstacle)
@@ -105,10 +110,11 @@ class Program:
             if slot is None:
                 kept.append(False)
                 continue
-            if len(slot.arrivals) != 1:
+            if len(slot.arrivals) != uses[slot]:
                 raise NotReplayed(f"{slot.name} has {len(slot.arrivals)} gradients")
             record = slot.arrivals[0].record
-            kept.append(isinstance(record, ExplicitGradients) and record.squares is not None)
+            materialized = isinstance(record, ExplicitGradients) and record.squares is not None
+            kept.append(materialized and uses[slot] == 1)
         return tuple(kept)
 
     # predicates

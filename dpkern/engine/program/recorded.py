@@ -19,7 +19,7 @@ from ..tables import EmbeddingGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, apply_of, kind, skip_frames
+from .site import NotReplayed, Part, UseSite, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .arithmetic import SumArithmetic
@@ -47,7 +47,7 @@ class RecordSite(UseSite):
 
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
-        if self.bias_part is not None:
+        if self.bias_part is not None and not self.bias_part.joined:
             self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
 
     def admits(self, x: Tensor) -> bool:
@@ -67,25 +67,37 @@ class RecordSite(UseSite):
         if self.kept:
             assert isinstance(record, ConvolutionGradients)
             record = record.materialize()
-        square = self.flat.arithmetic.squares(record)
-        self.flat.calls.set_square(self.weight_part.square, square.data_ptr())
+        square = None
+        if not self.weight_part.joined:
+            square = self.flat.arithmetic.squares(record)
+            self.flat.calls.set_square(self.weight_part.square, square.data_ptr())
+        rows = None
         if self.bias_part is not None:
-            torch.sum(g.flatten(2), 2, out=self.bias_rows)
+            rows = None if self.bias_part.joined else self.bias_rows
+            rows = torch.sum(g.flatten(2), 2, out=rows)
         versions = (0, 0) if self.kept else (x._version, g._version)
         operands = (None, None) if self.kept else (x, g)
-        run.held[self.index] = (*operands, *versions, record, square)
+        run.held[self.index] = (*operands, *versions, record, square, rows)
         run.order.append(self.index)
+
+    def gradients(self, part: Part, held: Any) -> PerSampleGradients:
+        if part is self.bias_part:
+            return ExplicitGradients(held[6])
+        found: PerSampleGradients = held[4]
+        return found
 
     sums_alone = True
 
-    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(
+        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
+    ) -> None:
         record: PerSampleGradients = held[4]
         arithmetic.add(record, factors, place.view(record.shape))
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])
         if self.bias_part is not None:
-            use.arrive(1, ExplicitGradients(self.bias_rows.clone()))
+            use.arrive(1, ExplicitGradients(held[6].clone()))
 
 
 @kind
@@ -93,6 +105,7 @@ class ConvolutionSite(RecordSite):
     """Convolution that is not transposed."""
 
     operations = ("conv1d", "conv2d", "conv3d")
+    joined_as = "rows"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
@@ -113,11 +126,13 @@ class EmbeddingSite(RecordSite):
     """Embedding table in which each sample looks up its own ids."""
 
     operations = ("embedding",)
+    joined_as = "operands"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
         if not facts.tail:
             raise NotReplayed("embedding looks up one id for each sample")
+        self.padding_idx = self.saved["padding_idx"]
 
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         each = g.reshape(self.batch, math.prod(self.facts.tail), g.shape[-1])

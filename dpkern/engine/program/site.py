@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..parameter import PrivateParameter, without_torch_function
+from ..per_sample_gradients import PerSampleGradients
 from ..uses import CapturedOp, ParameterSource
 from .facts import UseFacts
 from .unchanged import Unchanged
@@ -34,6 +35,7 @@ class Part:
         explicit: whether its per-sample gradients are materialized as rows ``[B, *shape]``.
         normed: whether its squared norms are computed as soon as its gradient arrives.
         single: whether its gradients are products of one position.
+        joined: whether other uses share the parameter, so that its site only holds its gradients.
         square: number of its squared norms in the memory; -1 if it has none of its own.
         rows: number of its rows in the memory; -1 if it is not materialized.
         place: its place among all explicit gradients of the close.
@@ -44,6 +46,7 @@ class Part:
     explicit: bool
     normed: bool
     single: bool = False
+    joined: bool = False
     square: int = -1
     rows: int = -1
     place: int = -1
@@ -63,6 +66,12 @@ class UseSite(ABC):
 
     operations: ClassVar[tuple[str, ...]]
     """Names of the operations that this class replays."""
+
+    joined_as: ClassVar[str] = ""
+    """The way to join a weight's gradients over several uses: by ``operands``, of which norm and sum
+    are made, or by materialized ``rows``; empty if no program joins them."""
+
+    padding_idx: int | None = None
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         weight, bias = (*facts.slots, None)[:2]
@@ -159,10 +168,16 @@ class UseSite(ABC):
     def deliver(self, use: CapturedOp, held: Any) -> None:
         """Pass the gradients held for a use to the recorded path."""
 
+    def gradients(self, part: Part, held: Any) -> PerSampleGradients:
+        """Return the held gradients of a part that other uses share."""
+        raise NotImplementedError
+
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(self, arithmetic: SumArithmetic, factors: Tensor, held: Any, place: Tensor) -> None:
+    def add_sum(
+        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
+    ) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
