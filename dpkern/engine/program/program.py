@@ -84,7 +84,7 @@ class Program:
             if not step:
                 raise NotReplayed("no use of a parameter was seen")
             if step == self._last:
-                self.flat, self._failed = Flat(self.capture.slots, step), 0
+                self.flat = Flat(self.capture.slots, step)  # only ``done`` shows that it fits
                 self.reason = "recorded twice"
             elif not self.flat:
                 self.reason = "recorded once"

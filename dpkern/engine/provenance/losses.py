@@ -109,12 +109,13 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
             return None
         ignored, smoothing = kwargs["ignore_index"], kwargs["label_smoothing"]
-        loss = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
+        loss: Any = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
         shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
-            loss._made_of = x.grad_fn  # type: ignore[attr-defined]
-        return loss
+            loss._made_of = x.grad_fn
+        made: Tensor = loss
+        return made
 
 
 _ONE = frozenset((1,))
