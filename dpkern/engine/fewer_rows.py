@@ -50,7 +50,7 @@ def check_fewer_rows(
     more, fewer = min(4, batch), min(4, batch) // 2
     if fewer == 0:
         return None
-    if whole is not None:
+    if whole is not None and batch > more:
         both = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
         if both is not None and draws.changed():
             return None

@@ -110,7 +110,7 @@ class ForwardGuard:
         self._watched = self._found = self._waiting = None
         self._usual = False
         capture = self.capture
-        if not self._attached or self._is_paused or capture.in_public:
+        if not self._attached or self._is_paused or capture._public:
             return
         recording = torch.is_grad_enabled()
         occasions, quick = self._occasions, self.state.quick
@@ -263,7 +263,7 @@ class ForwardGuard:
             UnsupportedModule: samples mix, or the pass left traces of them in the module.
             PrivacyError: the module does not run with samples replaced, so it cannot be checked.
         """
-        if self.running or self._is_paused or self.capture.in_public:
+        if self.running or self._is_paused or self.capture._public:
             return
         state, occasions = self.state, self._occasions
         if self._usual and state.quick is not None and state.quick.after():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
-from .uncompiled import get_eval_frame_callback, no_graph_begins_with, uncompiled
+from .uncompiled import no_graph_begins_with, uncompiled
 
 
 class Hook:

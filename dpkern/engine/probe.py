@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 Site = tuple[Any, ...]
 
 ATTEMPTS = 4
-"""Maximum number of samples that are sent backward in turn while a use has only zero gradients."""
+"""Maximum number of samples that are sent backward in turn while a use has only zero gradients.
+
+After the first one they are those that reach such uses, as a pass of all samples shows: in packed
+sequences only long samples reach the uses of late time steps.
+"""
 
 
 INPUT: Site = ("input",)
@@ -69,6 +73,8 @@ class Probe:
         self.dull: set[Any] = set()
         """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
+        self._reach: dict[Any, Tensor] | None = None
+        """Which samples reach each dull use, while all are sent backward at once."""
         self._heard: list[tuple[CapturedOp, Tensor, Tensor]] | None = None
         """Sums and sums of squares over each sample's rows, while two passes are compared."""
         self._told: set[Any] = set()
@@ -97,6 +103,9 @@ class Probe:
         if self._heard is not None:
             wide = rows.double()
             self._heard.append((use, wide.sum(1), wide.square().sum(1)))
+            return
+        if self._reach is not None:
+            self._note_reach(use, rows)
             return
         # A sample that is not finite has 0 * inf in its own rows.
         unknown = rows.isnan().any(1)
@@ -182,16 +191,36 @@ class Probe:
         """Return the outputs that have rows."""
         return [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
 
+    def _note_reach(self, use: CapturedOp, rows: Tensor) -> None:
+        key = use if use in self.fresh else use.site
+        if self._reach is not None and key in self.dull:
+            reached = (rows != 0).any(1).cpu()
+            before = self._reach.get(key)
+            self._reach[key] = reached if before is None else before | reached
+
     def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         whole = self._whole(outputs)
-        for attempt in range(min(ATTEMPTS, self.batch)):
-            self.sample = self.batch - 1 - attempt
-            for number, tensor in enumerate(whole):
-                if attempt == 0 and number and not self.waiting:
-                    break
+        for number, tensor in enumerate(whole):
+            if number and not self.waiting:
+                break
+            yield self._loss(tensor)
+        if not self.dull:
+            return
+        reach: dict[Any, Tensor] = {}
+        self._reach = reach
+        every = torch.ones(self.batch, dtype=torch.bool)
+        yield torch.stack([self._weighted(t, every, 1.0) for t in whole]).sum()
+        self._reach = None
+        for _ in range(min(ATTEMPTS, self.batch) - 1):
+            left = [mask for key, mask in reach.items() if key in self.dull]
+            counts = torch.stack(left).sum(0) if left else every * 0
+            if not int(counts.max()):
+                return  # what no sample reaches cannot be told
+            self.sample = int(counts.argmax())
+            for mask in left:
+                mask[self.sample] = False
+            for tensor in whole:
                 yield self._loss(tensor)
-            if not self.dull:
-                return
 
     def _loss(self, tensor: Tensor) -> Tensor:
         each = tensor.shape[0] // self.batch

@@ -86,6 +86,19 @@ def test_a_size_below_which_all_is_the_same_is_found(least: int) -> None:
         passes(Model(lambda h: h / max(len(h), least)))
 
 
+@pytest.mark.parametrize("batch", [2, 3, 4, 5, 8])
+def test_a_size_that_scales_is_found_in_small_batches(batch: int) -> None:
+    model = Model(lambda h: h / len(h))
+    capture = Capture(model)
+    capture.attach()
+    try:
+        capture.new_samples()
+        with pytest.raises(UnsupportedModule, match="of another size"):
+            model(rows()[:batch])
+    finally:
+        capture.detach()
+
+
 def spoiled(h: Tensor) -> Tensor:
     """One sample that is not finite spoils the rows of all."""
     return h if h.detach().isfinite().all() else h * float("nan")

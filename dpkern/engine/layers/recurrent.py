@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...base.errors import InvalidInput, UnsupportedModule
+from ..parameter import is_private, source_of
 from . import fused_recurrent as fused
 from .packed import Packing
 
@@ -187,6 +188,8 @@ def _step(cell: Step, x: Tensor, state: State, weights: _Weights) -> State:
     _batched(x, 2)
     for h in state:
         _same_samples(h.shape[0], x.shape[0])
+        if is_private(h):
+            raise _learned_state(h)
     return cell(weights.of_input(x), state, weights)
 
 
@@ -214,6 +217,8 @@ def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
         )
     for h in hx:
         _same_samples(h.shape[1], x.shape[0])
+        if is_private(h):
+            raise _learned_state(h)
     if packing is not None:
         hx = tuple(packing.unsort(h) for h in hx)
     valid = None if packing is None else packing.valid
@@ -305,3 +310,13 @@ def _same_samples(got: int, expected: int) -> None:
             got=f"one for {got}",
             remedy="Make the state with the batch size of the input.",
         )
+
+
+def _learned_state(h: Tensor) -> UnsupportedModule:
+    return UnsupportedModule(
+        source_of(h).name,
+        expected="an initial state in which every sample has its own part",
+        got="a trained one, the same for all samples",
+        remedy="Let a layer make it for each sample: nn.Linear(1, H, bias=False), applied to "
+        "x.new_ones(len(x), 1), has the same values and trains them.",
+    )

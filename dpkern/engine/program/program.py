@@ -91,8 +91,8 @@ class Program:
             if step == self._last:
                 if not self.flat:
                     self.reason = "recorded twice"
-                flat = Flat(self.capture.slots, step, arithmetic_of(plan))
-                self.flat, self._failed = flat, 0
+                # Only ``done`` shows that it fits.
+                self.flat = Flat(self.capture.slots, step, arithmetic_of(plan))
             elif not self.flat:
                 self.reason = "recorded once"
             self._last = step

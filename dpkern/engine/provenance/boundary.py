@@ -347,18 +347,18 @@ class ModuleBoundary:
         ``run`` may be given a factor of all gradients that the pass starts with. ``frees`` says
         that it frees the graph behind the outputs that it comes to.
         """
-        if self.capture.in_public:
+        capture = self.capture
+        if capture._public:
             if states:
                 raise refusals.private_in_public()
             return run()
-        if not self.capture.attached:
+        if not capture.attached:
             return run()
         for state in states:
             if state.batch is not None and state.batch.placeholder:
                 return None  # an empty draw has no gradient
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
-        capture = self.capture
         if capture.tested is not None:
             for loss in losses:
                 capture.tested.note_loss(loss, self.losses.outputs)

@@ -105,16 +105,17 @@ def usual_cross_entropy(
     if not (given("weight") is given("size_average") is given("reduce") is None):
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        dims = len(x.shape)
-        if dims < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
+        dims, ignored = len(x.shape), kwargs["ignore_index"]
+        if dims < 2 or _leaves_out_targets(target, ignored):
             return None
-        ignored, smoothing = kwargs["ignore_index"], kwargs["label_smoothing"]
-        loss = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
+        smoothing = kwargs["label_smoothing"]
+        loss: Any = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
         shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
-            loss._made_of = x.grad_fn  # type: ignore[attr-defined]
-        return loss
+            loss._made_of = x.grad_fn
+        made: Tensor = loss
+        return made
 
 
 _ONE = frozenset((1,))

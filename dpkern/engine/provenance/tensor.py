@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
-from ..uncompiled import get_eval_frame_callback, no_graph_begins_with, uncompiled
+from ..uncompiled import no_graph_begins_with, uncompiled
 from .states import State
 
 Function = Callable[..., Any]
