@@ -5,6 +5,7 @@ A few samples are transformed at a time; the kernels take their spectra while th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ...base.signature import Double, Float, Index, Int64, written
 from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
+from ..spectral._filter_products import is_even, multiplied
 from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
 from ..spectral._sizes import ConvolutionGrid, planes
 from ..spectral._spectra import Grid, parseval, transform_error
@@ -26,6 +28,8 @@ from ._spectra import chunks, constant, room
 
 _CHUNK = 1 << 20
 """Bytes of a chunk's spectra, which stay in the second cache."""
+_FILTER_CHUNK = 1 << 17
+"""Numbers of a chunk's maps, which a filter multiplies three times."""
 
 
 @compiled
@@ -235,6 +239,20 @@ def _conv_bins(
     return found[0], bins.unfold(found[1], grid, band), squares
 
 
+@torch.no_grad()
+def _filtered(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band) -> Tensor:
+    if band.kind == "rectangle" or not is_even(band):
+        return filtered.reference(x, padding=padding, rows=rows, band=band)
+    used, before = (1, *rows)[-2:], (0, *padding)[-2:]
+    maps = planes(x)
+    out = maps.new_empty(*maps.shape[:2], *used)
+    samples = max(1, _FILTER_CHUNK // max(1, maps[:1].numel()))
+    for begin in range(0, len(maps), samples):
+        part = slice(begin, begin + samples)
+        out[part] = multiplied(maps[part], before, used, band)
+    return out.view(*x.shape[:2], *rows)
+
+
 def _bins_sum(
     x_bins: Tensor,
     g_bins: Tensor,
@@ -283,7 +301,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("spectral.conv_norm", _conv_norm, _refuse),
     ("spectral.conv_bins", _conv_bins, _refuse),
     ("spectral.bins_sum", _bins_sum, _refuse),
-    ("spectral.filtered", filtered.reference, _refuse),
+    ("spectral.filtered", _filtered, _refuse),
     ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
 )
 """``(op, run, refuse)``."""
