@@ -19,7 +19,7 @@ from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._filter_products import is_even, multiplied
 from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
-from ..spectral._sizes import ConvolutionGrid, planes
+from ..spectral._sizes import ConvolutionGrid, Pair, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ._extension import on_cpu
@@ -171,10 +171,7 @@ def _fused(
 ) -> Tensor:
     """Run the kernel, which writes the bins that are ``kept`` to ``out`` as well."""
     made = plan_of(grid)
-    tables = [
-        (None, None, None, 0) if side is None else (side.places, side.source, side.turn, side.count)
-        for side in kept
-    ]
+    (xs, gs), (x_bins, g_bins) = kept, out
     return spectral_norm(
         planes(x),
         planes(g),
@@ -190,10 +187,17 @@ def _fused(
         sums_error(grid, made, torch.float64),
         grid.layer.geometry.groups,
         wide(grid),
-        *tables[0],
-        *tables[1],
-        0 if out[0] is None else len(out[0]),
-        *out,
+        None if xs is None else xs.places,
+        None if xs is None else xs.source,
+        None if xs is None else xs.turn,
+        0 if xs is None else xs.count,
+        None if gs is None else gs.places,
+        None if gs is None else gs.source,
+        None if gs is None else gs.turn,
+        0 if gs is None else gs.count,
+        0 if x_bins is None else len(x_bins),
+        x_bins,
+        g_bins,
     )
 
 
@@ -243,7 +247,8 @@ def _conv_bins(
 def _filtered(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band) -> Tensor:
     if band.kind == "rectangle" or not is_even(band):
         return filtered.reference(x, padding=padding, rows=rows, band=band)
-    used, before = (1, *rows)[-2:], (0, *padding)[-2:]
+    used: Pair = (1, *rows)[-2:]  # type: ignore[assignment]
+    before: Pair = (0, *padding)[-2:]  # type: ignore[assignment]
     maps = planes(x)
     out = maps.new_empty(*maps.shape[:2], *used)
     samples = max(1, _FILTER_CHUNK // max(1, maps[:1].numel()))

@@ -14,12 +14,14 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
 from ._sizes import Pair
 from ._spectra import Grid, half_gains
 
+Integers = NDArray[np.int64]
 LONGEST = 256
 """Values on an axis up to which products are not slower than a fast transform."""
 _PRECISE = 64
@@ -50,7 +52,7 @@ class Line:
         return half // 2 + 1 if self.split else half + 1
 
     @property
-    def frequencies(self) -> Array:
+    def frequencies(self) -> Integers:
         """Those along a column in the kernel's order, one of which may stand there twice."""
         first = np.arange((self.n // 4 if self.split else self.n // 2) + 1)
         return np.stack([first, self.n // 2 - first], 1).ravel() if self.split else first
@@ -58,7 +60,7 @@ class Line:
     @property
     def weights(self) -> Array:
         """How many frequencies of the circle each one stands for, 0 for a second copy."""
-        weights = half_weights(self.n)[self.frequencies]
+        weights: Array = half_weights(self.n)[self.frequencies]
         if self.split and self.n % 4 == 0:
             weights[-1] = 0
         return weights
@@ -127,12 +129,12 @@ class Places:
     columns: Line
 
     @property
-    def ky(self) -> Array:
+    def ky(self) -> Integers:
         """Frequencies along columns."""
         return np.tile(self.rows.frequencies, self.columns.n // 2 + 1)
 
     @property
-    def kx(self) -> Array:
+    def kx(self) -> Integers:
         """Frequencies along rows."""
         return np.repeat(np.arange(self.columns.n // 2 + 1), len(self.rows.frequencies))
 
@@ -142,7 +144,7 @@ class Places:
         both = np.outer(half_weights(self.columns.n), self.rows.weights)
         return both.ravel() / (self.rows.n * self.columns.n)
 
-    def find(self, ky: Array, kx: Array) -> tuple[Array, Array, Array]:
+    def find(self, ky: Integers, kx: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
         """Return the places of frequencies, -1 where it is that of ``-ky``, and conjugates.
 
         The bin is that of ``(+-ky, kx)`` there, or its conjugate.
@@ -267,7 +269,7 @@ class Retained:
     count: int
 
 
-def _retain(side: Places, centre: Pair, ky: Array, kx: Array) -> Retained:
+def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
     place, sign, conjugate = side.find(ky, kx)
     which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
     table = np.full(2 * len(side.ky), -1)
