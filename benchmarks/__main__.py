@@ -10,6 +10,7 @@ Usage::
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
+    python -m benchmarks spectral-ratio [--rounds N]        the same over DP-SGD of this package
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ import dpkern
 from dpkern.ops.backends import cpu
 
 from . import calls as op_calls
-from . import guard_report, host_report, ring_speed, spectral_report, spof_speed, step_report
+from . import (
+    guard_report,
+    host_report,
+    ring_speed,
+    spectral_ratio,
+    spectral_report,
+    spof_speed,
+    step_report,
+)
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -205,6 +214,18 @@ def spectral(
     content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
     table = spectral_report.markdown(machine, speeds, memories, whole)
     write(path or RESULTS / "spectral.json", content, table)
+
+
+@app.command("spectral-ratio")
+def spectral_over_dpsgd(
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time steps and layers of the frequency domain over DP-SGD of this package, one thread."""
+    result = step_report.worker("spectral_ratio", {"threads": 1, "rounds": rounds}, "retained")
+    machine = this_machine()
+    table = spectral_ratio.markdown({**result, "processor": machine["processor"]})
+    write(path or RESULTS / "spectral-ratio.json", {"machine": machine, **result}, table)
 
 
 @app.command()

@@ -107,7 +107,7 @@ def spectral_norm(
 
     Args:
         x, g: planes of inputs, and of output gradients.
-        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``Plan``.
+        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``NormPlan``.
         narrow_sums, wide_sums: errors of the powers' sums in float32 and in float64.
         groups: of the convolution.
         wide: whether to compute in double at once.
