@@ -11,6 +11,7 @@ Usage::
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
+    python -m benchmarks spectral-ratio [--rounds N]        the same over DP-SGD of this package
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from . import (
     noise_tables_speed,
     readme_table,
     ring_speed,
+    spectral_ratio,
     spectral_report,
     spof_speed,
     step_report,
@@ -217,6 +219,18 @@ def spectral(
     content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
     table = spectral_report.markdown(machine, speeds, memories, whole)
     write(path or RESULTS / "spectral.json", content, table)
+
+
+@app.command("spectral-ratio")
+def spectral_over_dpsgd(
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time steps and layers of the frequency domain over DP-SGD of this package, one thread."""
+    result = step_report.worker("spectral_ratio", {"threads": 1, "rounds": rounds}, "retained")
+    machine = this_machine()
+    table = spectral_ratio.markdown({**result, "processor": machine["processor"]})
+    write(path or RESULTS / "spectral-ratio.json", {"machine": machine, **result}, table)
 
 
 @app.command()

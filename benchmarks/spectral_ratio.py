@@ -41,9 +41,14 @@ Times = dict[tuple[str, bool], list[float]]
 
 @contextmanager
 def kernel(fused: bool) -> Iterator[None]:
-    """Run with the fused kernel, or with torch's transforms."""
-    reaches = _spectral.reaches if fused else lambda _: False
-    with mock.patch.object(_spectral, "reaches", reaches):
+    """Run with the fused kernels, or with torch's transforms."""
+    if fused:
+        yield
+        return
+    with (
+        mock.patch.object(_spectral, "reaches", return_value=False),
+        mock.patch.object(_spectral, "is_even", return_value=False),
+    ):
         yield
 
 

@@ -163,7 +163,7 @@ double from_above(const SpectralNorm<T>& call, const Plan<F>& plan, const Sums& 
   // What underflows in a sum of squares, times the other operand's powers.
   const double channels = static_cast<double>((call.C + call.O) / call.groups);
   const double lost =
-      kNarrow ? 16 * channels * 0x1p-149 * (x_norm * x_norm + g_norm * g_norm + 1) : 0;
+      kNarrow ? 16 * channels * 0x1p-126 * (x_norm * x_norm + g_norm * g_norm + 1) : 0;
   const double square = std::max(0.0, sums.product) + rounding * sums.larger + lost;
   const double slack = plan.g_error * g_norm * kNorms * std::sqrt(sums.x_most) +
                        plan.x_error * x_norm *

@@ -26,7 +26,7 @@ namespace dpkern::cpu::spectral {
 using ghost::load;
 
 constexpr int kTogether = 5;  // frequencies of a tile: 10 sums of two rows hide the latency of FMA
-constexpr std::int64_t kKept = 4;  // channels whose retained bins are transposed together
+constexpr int kKept = 4;      // channels whose retained bins are transposed together
 
 // `count` values, `step` apart, on a circle of `n`.
 template <class F>
@@ -414,7 +414,7 @@ struct Transform {
   template <class T>
   static DPK_INLINE void write_bins(const Kept& keep, const Maps<F>& maps, const V* kept,
                                     std::int64_t first, std::int64_t used, std::int64_t channel) {
-    const std::int64_t channels = std::min(kKept, maps.channels - channel);
+    const std::int64_t channels = std::min<std::int64_t>(kKept, maps.channels - channel);
     const std::int64_t step = 2 * maps.channels;
     for (std::int64_t i = 0; i < 2 * keep.R; ++i) {
       const std::int64_t r = i / 2, part = i % 2;
@@ -429,15 +429,18 @@ struct Transform {
       T* const to = static_cast<T*>(keep.out) +
                     ((r * maps.samples + first) * 2 + part) * maps.channels + channel;
       if constexpr (kLanes >= 4) {
-        if (channels == kKept) {
-          transpose<V>(x, std::make_integer_sequence<int, kLanes>{});
+        transpose<V>(x, std::make_integer_sequence<int, kLanes>{});
+        with_size(static_cast<int>(channels), [&](auto count) DPK_INLINE {
+          constexpr int kCount = count < kKept ? count : kKept;
           for (std::int64_t b = 0; b < used; ++b) {
             const F* const quad = reinterpret_cast<const F*>(x + b % 4) + b / 4 * 4;
 #pragma GCC unroll 4
-            for (int c = 0; c < kKept; ++c) to[b * step + c] = static_cast<T>(quad[c]);
+            for (int c = 0; c < kCount; ++c) {
+              to[b * step + c] = static_cast<T>(quad[c]);
+            }
           }
-          continue;
-        }
+        });
+        continue;
       }
       for (std::int64_t b = 0; b < used; ++b) {
         for (std::int64_t c = 0; c < channels; ++c) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -168,6 +169,146 @@ std::int64_t test_whitened(int threads, const std::string& setting) {
   return cases;
 }
 
+// Cosines and sines of 2 pi m / n for every line.
+std::vector<double> turns_of(const std::vector<std::int64_t>& lines) {
+  std::vector<double> turns;
+  for (std::size_t i = 0; i < lines.size(); i += 3) {
+    const double step = 2 * std::acos(-1.0) / static_cast<double>(lines[i]);
+    for (const bool sine : {false, true}) {
+      for (std::int64_t m = 0; m < lines[i]; ++m) {
+        const double angle = step * static_cast<double>(m);
+        turns.push_back(sine ? std::sin(angle) : std::cos(angle));
+      }
+    }
+  }
+  return turns;
+}
+
+// The norm on a 6 x 8 grid against circular autocorrelations, which need no transform:
+// || R ||^2 = sum_u A_x(u) A_g(u). One bin is kept: that of frequency 0, the sum of a map.
+template <class T>
+std::int64_t test_norm(int threads, const std::string& setting) {
+  constexpr std::int64_t kP = 6, kQ = 8, kSlots = (kQ / 2 + 1) * 4;
+  const auto place = [](std::int64_t y, std::int64_t x, std::int64_t u, std::int64_t v) {
+    return std::pair((y + u) % kP, (x + v) % kQ);
+  };
+  std::int64_t cases = 0;
+  for (const std::int64_t batch : {1, 5, 19}) {
+    const std::int64_t ins = 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
+    const auto x = normals<T>(batch * ins * H * W, 7), g = normals<T>(batch * outs * Y * X, 8);
+    const std::vector<std::int64_t> lines{kP, H, 1, kQ, W, 1, kP, Y, 1, kQ, X, 1};
+    const auto turns = turns_of(lines);
+    std::vector<std::int64_t> index(kSlots), bins(2 * kSlots, -1), from{0};
+    std::vector<double> weights(3 * kSlots), parseval(kSlots), turn{1, 0, 0, -1};
+    bins[0] = 0;  // the place of frequency 0
+    for (std::int64_t k = 0; k < kSlots; ++k) {
+      const std::int64_t kx = k / 4, low = k % 4 / 2, ky = k % 2 == 0 ? low : kP / 2 - low;
+      const double across = kx % (kQ / 2) == 0 ? 1 : 2, down = ky % (kP / 2) == 0 ? 1 : 2;
+      index[at(k)] = k;
+      parseval[at(k)] = across * down / (kP * kQ);
+      weights[at(3 * k)] = parseval[at(k)];
+      weights[at(3 * k + 1)] = 4 * parseval[at(k)];
+    }
+    const std::vector<double> errors(4, 1e-6);
+    for (const bool wide : {false, true}) {
+      Shifted<T> inputs(x, 1), gradients(g, 1);
+      std::vector<T> x_bins(at(batch * 2 * ins)), g_bins(at(batch * 2 * outs));
+      std::vector<double> got(at(batch));
+      cpu::SpectralNorm<T> call{};
+      call.x = inputs.data(), call.g = gradients.data(), call.lines = lines.data();
+      call.turns = turns.data(), call.index = index.data(), call.weights = weights.data();
+      call.x_weights = call.g_weights = parseval.data(), call.errors = errors.data();
+      call.share = std::sqrt(kP * kQ), call.narrow_sums = 1e-6, call.wide_sums = 1e-12;
+      call.groups = 1, call.wide = wide, call.retained = call.x_count = call.g_count = 1;
+      call.x_bin = call.g_bin = bins.data(), call.x_from = call.g_from = from.data();
+      call.x_turn = call.g_turn = turn.data(), call.x_bins = x_bins.data();
+      call.g_bins = g_bins.data(), call.squares = got.data(), call.B = batch, call.C = ins;
+      call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = kSlots;
+      cpu::spectral_norm<T>(call, threads);
+      for (std::int64_t b = 0; b < batch; ++b) {
+        const auto entry = [](const std::vector<T>& maps, std::int64_t map, std::int64_t rows,
+                              std::int64_t columns, std::pair<std::int64_t, std::int64_t> p) {
+          const bool inside = p.first < rows && p.second < columns;
+          return inside ? static_cast<double>(maps[at((map * rows + p.first) * columns + p.second)])
+                        : 0;
+        };
+        double want = 0;
+        for (std::int64_t u = 0; u < kP; ++u) {
+          for (std::int64_t v = 0; v < kQ; ++v) {
+            double of_x = 0, of_g = 0;
+            for (std::int64_t p = 0; p < kP * kQ; ++p) {
+              const auto here = std::pair(p / kQ, p % kQ), there = place(p / kQ, p % kQ, u, v);
+              for (std::int64_t c = b * ins; c < (b + 1) * ins; ++c) {
+                of_x += entry(x, c, H, W, here) * entry(x, c, H, W, there);
+              }
+              for (std::int64_t o = b * outs; o < (b + 1) * outs; ++o) {
+                of_g += entry(g, o, Y, X, here) * entry(g, o, Y, X, there);
+              }
+            }
+            want += of_x * of_g;
+          }
+        }
+        check(got[at(b)] >= want * (1 - 1e-14), "a fused norm from above" + setting);
+        check_close(got[at(b)], want, 1e-4, "a fused norm" + setting);
+        for (std::int64_t c = 0; c < ins; ++c) {
+          double sum = 0, size = 0;
+          for (std::int64_t i = 0; i < H * W; ++i) {
+            const double value = static_cast<double>(x[at((b * ins + c) * H * W + i)]);
+            sum += value, size += std::fabs(value);
+          }
+          const double found = static_cast<double>(x_bins[at(b * 2 * ins + c)]);
+          check(std::fabs(found - sum) <= 1e-6 * size, "a retained bin" + setting);
+        }
+      }
+      ++cases;
+    }
+  }
+  return cases;
+}
+
+template <class T>
+std::int64_t test_bins_sum(int threads, const std::string& setting) {
+  std::int64_t cases = 0;
+  for (const std::int64_t ins : {1, 3, 20}) {
+    for (const std::int64_t outs : {2, 5, 17}) {
+      for (const std::int64_t groups : {1, 2}) {
+        const std::int64_t K = 3, B = 4, taps = 2, C = ins * groups, O = outs * groups;
+        const auto x = normals<T>(K * B * 2 * C, 9), g = normals<T>(K * B * 2 * O, 10);
+        const auto cosines = normals<double>(taps * K, 11), sines = normals<double>(taps * K, 12);
+        const std::vector<T> factors{T{0.5}, T{0}, T{-2}, T{1}};
+        Shifted<T> inputs(x, 1), gradients(g, 1);
+        std::vector<T> out(at(O * ins * taps), T{1});
+        cpu::SpectralBinsSum<T> call{};
+        call.x_bins = inputs.data(), call.g_bins = gradients.data();
+        call.factors = factors.data(), call.cosines = cosines.data(), call.sines = sines.data();
+        call.groups = groups, call.out = out.data();
+        call.K = K, call.B = B, call.C = C, call.O = O, call.T = taps;
+        cpu::spectral_bins_sum<T>(call, threads);
+        for (std::int64_t i = 0; i < O * ins * taps; ++i) {
+          const std::int64_t o = i / taps / ins, c = o / outs * ins + i / taps % ins, t = i % taps;
+          double want = 1, size = 1;
+          for (std::int64_t k = 0; k < K; ++k) {
+            for (std::int64_t b = 0; b < B; ++b) {
+              const T *const xs = &x[at((k * B + b) * 2 * C)], *const gs =
+                                                                   &g[at((k * B + b) * 2 * O)];
+              const double xr = static_cast<double>(xs[c]), xi = static_cast<double>(xs[C + c]);
+              const double gr = static_cast<double>(gs[o]), gi = static_cast<double>(gs[O + o]);
+              const double f = static_cast<double>(factors[at(b)]);
+              const double term = f * (cosines[at(t * K + k)] * (gr * xr + gi * xi) +
+                                       sines[at(t * K + k)] * (gr * xi - gi * xr));
+              want += term, size += std::fabs(term);
+            }
+          }
+          check(std::fabs(static_cast<double>(out[at(i)]) - want) <= 1e-5 * size,
+                "a tap of a sum over bins" + setting);
+        }
+        ++cases;
+      }
+    }
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::int64_t test_spectral() {
@@ -175,6 +316,8 @@ std::int64_t test_spectral() {
   for_every_setting([&](int threads, const std::string& setting) {
     cases += test_powers<float>(threads, setting) + test_powers<double>(threads, setting);
     cases += test_squares(threads, setting);
+    cases += test_norm<float>(threads, setting) + test_norm<double>(threads, setting);
+    cases += test_bins_sum<float>(threads, setting) + test_bins_sum<double>(threads, setting);
     cases += test_whitened<float>(threads, setting) + test_whitened<double>(threads, setting);
   });
   return cases;

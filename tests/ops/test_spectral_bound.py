@@ -14,7 +14,7 @@ from torch import Tensor
 from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _spectral
 from dpkern.ops.spectral import Band
-from dpkern.ops.spectral._plan import Line, Plan, circle
+from dpkern.ops.spectral._plan import FrequencyLine, NormPlan, circle
 from tests.ops.spectral_cases import Case
 
 pytestmark = pytest.mark.skipif(
@@ -198,7 +198,7 @@ def weakened(monkeypatch: pytest.MonkeyPatch, transforms: float, sums: float) ->
     """Divide the errors that the bound is made of."""
     plan_of, sums_error = _spectral.plan_of, _spectral.sums_error
 
-    def plan(*args: Any) -> Plan:
+    def plan(*args: Any) -> NormPlan:
         made = plan_of(*args)
         return replace(made, errors=made.errors / transforms)
 
@@ -218,9 +218,16 @@ def test_smaller_bounds_fail(
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "line", [Line(8, 8, 1), Line(34, 32, 1), Line(5, 5, 1), Line(9, 4, 2), Line(64, 60, 1)]
+    "line",
+    [
+        FrequencyLine(8, 8, 1),
+        FrequencyLine(34, 32, 1),
+        FrequencyLine(5, 5, 1),
+        FrequencyLine(9, 4, 2),
+        FrequencyLine(64, 60, 1),
+    ],
 )
-def test_errors_of_a_line_cover_its_sums(line: Line, kind: torch.dtype) -> None:
+def test_errors_of_a_line_cover_its_sums(line: FrequencyLine, kind: torch.dtype) -> None:
     """Sums in ``kind`` with the chain of the kernel, against those in extended precision."""
     generator = torch.Generator().manual_seed(line.n)
     turns = (

@@ -5,6 +5,7 @@ A few samples are transformed at a time; the kernels take their spectra while th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from ...base.signature import Double, Float, Index, Int64, written
 from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
+from ..spectral._filter_products import is_even, multiplied
 from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
-from ..spectral._sizes import ConvolutionGrid, planes
+from ..spectral._sizes import ConvolutionGrid, Pair, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ._extension import on_cpu
@@ -26,6 +28,8 @@ from ._spectra import chunks, constant, room
 
 _CHUNK = 1 << 20
 """Bytes of a chunk's spectra, which stay in the second cache."""
+_FILTER_CHUNK = 1 << 17
+"""Numbers of a chunk's maps, which a filter multiplies three times."""
 
 
 @compiled
@@ -103,7 +107,7 @@ def spectral_norm(
 
     Args:
         x, g: planes of inputs, and of output gradients.
-        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``Plan``.
+        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``NormPlan``.
         narrow_sums, wide_sums: errors of the powers' sums in float32 and in float64.
         groups: of the convolution.
         wide: whether to compute in double at once.
@@ -167,10 +171,7 @@ def _fused(
 ) -> Tensor:
     """Run the kernel, which writes the bins that are ``kept`` to ``out`` as well."""
     made = plan_of(grid)
-    tables = [
-        (None, None, None, 0) if side is None else (side.places, side.source, side.turn, side.count)
-        for side in kept
-    ]
+    (xs, gs), (x_bins, g_bins) = kept, out
     return spectral_norm(
         planes(x),
         planes(g),
@@ -186,10 +187,17 @@ def _fused(
         sums_error(grid, made, torch.float64),
         grid.layer.geometry.groups,
         wide(grid),
-        *tables[0],
-        *tables[1],
-        0 if out[0] is None else len(out[0]),
-        *out,
+        None if xs is None else xs.places,
+        None if xs is None else xs.source,
+        None if xs is None else xs.turn,
+        0 if xs is None else xs.count,
+        None if gs is None else gs.places,
+        None if gs is None else gs.source,
+        None if gs is None else gs.turn,
+        0 if gs is None else gs.count,
+        0 if x_bins is None else len(x_bins),
+        x_bins,
+        g_bins,
     )
 
 
@@ -233,6 +241,21 @@ def _conv_bins(
             spectral_gather(parts, at, part.start, found[1])
     squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
     return found[0], bins.unfold(found[1], grid, band), squares
+
+
+@torch.no_grad()
+def _filtered(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band) -> Tensor:
+    if band.kind == "rectangle" or not is_even(band):
+        return filtered.reference(x, padding=padding, rows=rows, band=band)
+    used: Pair = (1, *rows)[-2:]  # type: ignore[assignment]
+    before: Pair = (0, *padding)[-2:]  # type: ignore[assignment]
+    maps = planes(x)
+    out = maps.new_empty(*maps.shape[:2], *used)
+    samples = max(1, _FILTER_CHUNK // max(1, maps[:1].numel()))
+    for begin in range(0, len(maps), samples):
+        part = slice(begin, begin + samples)
+        out[part] = multiplied(maps[part], before, used, band)
+    return out.view(*x.shape[:2], *rows)
 
 
 def _bins_sum(
@@ -283,7 +306,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("spectral.conv_norm", _conv_norm, _refuse),
     ("spectral.conv_bins", _conv_bins, _refuse),
     ("spectral.bins_sum", _bins_sum, _refuse),
-    ("spectral.filtered", filtered.reference, _refuse),
+    ("spectral.filtered", _filtered, _refuse),
     ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
 )
 """``(op, run, refuse)``."""

@@ -14,12 +14,14 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
 from ._sizes import Pair
 from ._spectra import Grid, half_gains
 
+Integers = NDArray[np.int64]
 LONGEST = 256
 """Values on an axis up to which products are not slower than a fast transform."""
 _PRECISE = 64
@@ -31,7 +33,7 @@ _CHEAP = 12
 
 
 @dataclass(frozen=True)
-class Line:
+class FrequencyLine:
     """``count`` values, ``step`` apart, on a circle of ``n``."""
 
     n: int
@@ -50,15 +52,15 @@ class Line:
         return half // 2 + 1 if self.split else half + 1
 
     @property
-    def frequencies(self) -> Array:
+    def frequencies(self) -> Integers:
         """Those along a column in the kernel's order, one of which may stand there twice."""
         first = np.arange((self.n // 4 if self.split else self.n // 2) + 1)
         return np.stack([first, self.n // 2 - first], 1).ravel() if self.split else first
 
     @property
     def weights(self) -> Array:
-        """How many frequencies of the circle each one stands for, 0 for a second copy."""
-        weights = half_weights(self.n)[self.frequencies]
+        """The number of frequencies that each one stands for, 0 for a second copy."""
+        weights: Array = half_weights(self.n)[self.frequencies]
         if self.split and self.n % 4 == 0:
             weights[-1] = 0
         return weights
@@ -94,8 +96,8 @@ def circle(n: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the kernel reads besides the operands, all of it on the CPU.
+class NormPlan:
+    """The tables that the kernel reads besides the operands, all of them on the CPU.
 
     Attributes:
         lines: rows and columns of x, then of g, ``(n, count, step)`` each.
@@ -123,16 +125,16 @@ class Plan:
 class Places:
     """Places ``[kx, ky]`` of a quarter of a grid's frequencies, both flat."""
 
-    rows: Line
-    columns: Line
+    rows: FrequencyLine
+    columns: FrequencyLine
 
     @property
-    def ky(self) -> Array:
+    def ky(self) -> Integers:
         """Frequencies along columns."""
         return np.tile(self.rows.frequencies, self.columns.n // 2 + 1)
 
     @property
-    def kx(self) -> Array:
+    def kx(self) -> Integers:
         """Frequencies along rows."""
         return np.repeat(np.arange(self.columns.n // 2 + 1), len(self.rows.frequencies))
 
@@ -142,7 +144,7 @@ class Places:
         both = np.outer(half_weights(self.columns.n), self.rows.weights)
         return both.ravel() / (self.rows.n * self.columns.n)
 
-    def find(self, ky: Array, kx: Array) -> tuple[Array, Array, Array]:
+    def find(self, ky: Integers, kx: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
         """Return the places of frequencies, -1 where it is that of ``-ky``, and conjugates.
 
         The bin is that of ``(+-ky, kx)`` there, or its conjugate.
@@ -162,7 +164,7 @@ class Places:
 
 
 @lru_cache(maxsize=256)
-def _make(x: Places, g: Places, band: Band | None) -> Plan:
+def _make(x: Places, g: Places, band: Band | None) -> NormPlan:
     (p, q), turned = (x.rows.n, x.columns.n), (x.rows, x.columns, g.rows, g.columns)
     gains = np.ones((p, q // 2 + 1)) if band is None else half_gains(band).numpy() ** 2
     index, signs, _ = g.find(x.ky, x.kx)
@@ -173,7 +175,7 @@ def _make(x: Places, g: Places, band: Band | None) -> Plan:
         for dtype in (torch.float32, torch.float64)
         for rows, columns in (turned[:2], turned[2:])
     ]
-    return Plan(
+    return NormPlan(
         lines=torch.tensor([(line.n, line.count, line.step) for line in turned]).flatten(),
         turns=torch.from_numpy(np.concatenate([circle(line.n).ravel() for line in turned])),
         index=torch.from_numpy(index),
@@ -186,14 +188,14 @@ def _make(x: Places, g: Places, band: Band | None) -> Plan:
     )
 
 
-def _both(rows: Line, columns: Line, dtype: torch.dtype) -> float:
+def _both(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> float:
     """Return eta of both axes: ``(1 + u)^2`` for folding, and the two sums."""
     unit = torch.finfo(dtype).eps / 2
     factors = (1 + unit) ** 2 * (1 + rows.error(dtype)) * (1 + columns.error(dtype))
     return float((factors - 1) * (1 + 2.0**-30))
 
 
-def sums_error(grid: Grid, plan: Plan, dtype: torch.dtype) -> float:
+def sums_error(grid: Grid, plan: NormPlan, dtype: torch.dtype) -> float:
     """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
 
     M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
@@ -209,15 +211,17 @@ def sums_error(grid: Grid, plan: Plan, dtype: torch.dtype) -> float:
 def places(grid: Grid) -> tuple[Places, Places]:
     """Return the frequencies of the inputs and of the output gradients."""
     steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
-    rows, columns = (Line(n, count, 1) for n, count in zip(grid.size, grid.rows, strict=True))
+    rows, columns = (
+        FrequencyLine(n, count, 1) for n, count in zip(grid.size, grid.rows, strict=True)
+    )
     g_rows, g_columns = (
-        Line(n, count, step)
+        FrequencyLine(n, count, step)
         for n, count, step in zip(grid.folded, grid.layer.output, steps, strict=True)
     )
     return Places(rows, columns), Places(g_rows, g_columns)
 
 
-def plan_of(grid: Grid) -> Plan:
+def plan_of(grid: Grid) -> NormPlan:
     """Return the plan of a grid, kept for others of its sizes."""
     return _make(*places(grid), grid.band)
 
@@ -267,7 +271,7 @@ class Retained:
     count: int
 
 
-def _retain(side: Places, centre: Pair, ky: Array, kx: Array) -> Retained:
+def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
     place, sign, conjugate = side.find(ky, kx)
     which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
     table = np.full(2 * len(side.ky), -1)
@@ -307,9 +311,9 @@ def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
 
 __all__ = [
     "LONGEST",
-    "Line",
+    "FrequencyLine",
+    "NormPlan",
     "Places",
-    "Plan",
     "circle",
     "places",
     "plan_of",

@@ -100,9 +100,11 @@ def conv_norm(
         band: the filter on this grid, or None.
 
     Returns:
-        float64 ``[B]``: at least the exact value of these inputs if the transforms keep Higham's
-        bound, which leaves out what underflows (operands below 2^-126), and above it by about 1e-5
-        (float32) or 1e-14 (float64) of it unless the spectra of x and g hardly meet.
+        float64 ``[B]``: at least the exact value of these inputs, and above it by about 1e-5
+        (float32) or 1e-13 (float64) of it unless the spectra of x and g hardly meet. Proved of the
+        CPU's kernel (docs/spectral.md); elsewhere if the transforms keep Higham's bound, which
+        leaves out what underflows (operands below 2^-126). Left out everywhere: denormals that the
+        processor was told to flush, and float64 operands below 2^-500.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout, size or band.
