@@ -6,10 +6,12 @@ are kept, running statistics are dropped. Fine-tune it, or keep its layers froze
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
@@ -54,10 +56,13 @@ def fix(model: nn.Module) -> nn.Module:
       largest number of groups that divides C, is at most 32 (Wu and He 2018) and leaves two
       channels in a group, eight for ``BatchNorm1d``; one group if there is none. ``weight`` and
       ``bias`` stay the same parameters, so an optimizer that holds them stays valid.
+    - Subclasses that run their submodules behind the normalisation, as timm's ``BatchNormAct2d``
+      does with dropout and activation, become a ``GroupNorm`` that runs the same submodules
+      (``GroupNormAct``). A copy runs on random numbers first, and must give what this says.
     - ``InstanceNorm`` with ``track_running_stats`` stops tracking.
 
-    Two kinds of layers stay: those frozen in eval() within a model that trains, and those with
-    another forward, hooks or parametrisations, which ``validate.check`` refuses.
+    Two kinds of layers stay: those frozen in eval() within a model that trains, and those with any
+    other forward, hooks or parametrisations, which ``validate.check`` refuses.
     Training mode, device, dtype, ``requires_grad`` and sharing of modules are kept. A second call
     changes nothing.
 
@@ -81,13 +86,80 @@ def fix(model: nn.Module) -> nn.Module:
 def _is_replaceable(part: nn.Module, root: nn.Module) -> TypeGuard[_BatchNorm]:
     return (
         isinstance(part, _BatchNorm)
-        and getattr(part.forward, "__func__", None) in _FORWARDS
         and part.num_features > 0  # a lazy one knows its channels after the first batch
         and not parametrize.is_parametrized(part)
         and not part._forward_hooks
         and not part._forward_pre_hooks
         and not is_frozen(part, root)
+        and (_has_plain_forward(part) or _runs_children_behind(part))
     )
+
+
+def _has_plain_forward(part: nn.Module) -> bool:
+    return getattr(part.forward, "__func__", None) in _FORWARDS
+
+
+def _runs_children_behind(part: _BatchNorm) -> bool:
+    """Whether a copy does nothing but normalise and run its submodules in their order."""
+    if not list(part.children()) or part.weight is None or part.weight.is_meta:
+        return False
+    if any(isinstance(child, _BatchNorm) for child in part.children()):
+        return False
+    other = copy.deepcopy(part)
+    dims = 2 if isinstance(part, nn.BatchNorm1d) else 5 if isinstance(part, nn.BatchNorm3d) else 4
+    place, kind = part.weight.device, part.weight.dtype
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for tensor in (other.weight, other.bias, other.running_mean):
+            if tensor is not None:
+                tensor.normal_()
+        if other.running_var is not None:
+            other.running_var.uniform_(0.5, 2.0)
+        for training in (True, False):
+            other.train(training)
+            x = torch.randn(3, part.num_features, *(2,) * (dims - 2)).to(place, kind)
+            found = []
+            for own in (False, True):
+                plain = copy.deepcopy(other)
+                torch.manual_seed(1)  # for dropout
+                try:
+                    made = plain(x.clone()) if own else _normalised_then_children(plain, x)
+                except (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError):
+                    return False  # it takes other inputs
+                found.append(made)
+            expected, got = found
+            if not (isinstance(got, Tensor) and got.shape == expected.shape):
+                return False
+            close = 1e-5 if torch.finfo(kind).bits >= 32 else 1e-2
+            if not torch.allclose(expected.float(), got.float(), rtol=close, atol=close):
+                return False
+    return True
+
+
+def _normalised_then_children(part: _BatchNorm, x: Tensor) -> Tensor:
+    made = nn.functional.batch_norm(
+        x,
+        part.running_mean,
+        part.running_var,
+        part.weight,
+        part.bias,
+        training=part.training or part.running_mean is None,
+        eps=part.eps,
+    )
+    for child in part.children():
+        made = child(made)
+    return made
+
+
+class GroupNormAct(nn.GroupNorm):
+    """Group normalisation and what follows it: its submodules, in their order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input behind all submodules."""
+        x = super().forward(x)
+        for child in self.children():
+            x = child(x)
+        return x
 
 
 def _is_tracking(part: nn.Module, root: nn.Module) -> TypeGuard[_InstanceNorm]:
@@ -104,7 +176,11 @@ def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
         for count in range(1, min(MOST_GROUPS, channels) + 1)
         if channels % count == 0 and (count == 1 or channels // count >= least)
     )
-    made = nn.GroupNorm(groups, channels, eps=norm.eps, affine=False)
+    kind = nn.GroupNorm if _has_plain_forward(norm) else GroupNormAct
+    made = kind(groups, channels, eps=norm.eps, affine=False)
     made.affine = norm.affine
     made.weight, made.bias = norm.weight, norm.bias
-    return made.train(norm.training)
+    made.training = norm.training
+    for name, child in norm.named_children():
+        made.add_module(name, child)
+    return made

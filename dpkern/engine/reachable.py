@@ -257,8 +257,10 @@ class Snapshot:
         if isinstance(thing, nn.Module):
             yield from self._in_module(path, thing)
         elif isinstance(thing, (dict, MutableMapping)):
-            self._containers.append((thing, dict(thing)))
-            yield from ((f"{path}[{key!r}]", value) for key, value in list(thing.items()))
+            # What is held, which a subclass's own [] need not return (a table that makes objects).
+            saved = dict(thing.items())
+            self._containers.append((thing, saved))
+            yield from ((f"{path}[{key!r}]", value) for key, value in saved.items())
         elif isinstance(thing, (list, deque, set, bytearray)):
             self._containers.append((thing, thing.copy()))
             if not isinstance(thing, bytearray):
@@ -454,8 +456,7 @@ def _class_setter(cls: type, name: str) -> Callable[[Any], None]:
 def _refill(container: Any, saved: Any) -> None:
     """Make the container hold what it held."""
     if isinstance(container, (dict, MutableMapping)):
-        same = len(container) == len(saved)
-        if same and all(k in container and container[k] is v for k, v in saved.items()):
+        if _holds(container, saved):
             return
         container.clear()
         container.update(saved)

@@ -193,3 +193,57 @@ def test_nothing_to_fix() -> None:
     given = nn.Linear(2, 2)
     assert fix(given) is given
     assert fixes(given) == []
+
+
+class NormAct(nn.BatchNorm2d):
+    """A batch norm that runs dropout and activation, written as in timm."""
+
+    def __init__(self, channels: int, *, square: bool = False) -> None:
+        super().__init__(channels)
+        self.drop = nn.Dropout(0.3)
+        self.act = nn.SiLU(inplace=True)
+        self.square = square
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        x = nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training
+        )
+        x = self.act(self.drop(x))
+        return x.square() if self.square else x
+
+
+def test_submodules_behind_the_norm_are_kept() -> None:
+    given = nn.Sequential(nn.Conv2d(3, 8, 1), NormAct(8))
+    norm = given[1]
+    before = copy.deepcopy(norm.state_dict())
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        state = torch.get_rng_state()
+        (entry,) = fixes(given)
+        fix(given)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert repr(given[1]) == entry.after
+    assert given[1].act is norm.act
+    assert given[1].weight is norm.weight
+    assert given[1].drop is norm.drop
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name])  # the trial ran on a copy
+    x = torch.randn(2, 3, 4, 4)
+    given.eval()
+    expected = nn.functional.silu(nn.functional.group_norm(given[0](x), 4, norm.weight, norm.bias))
+    torch.testing.assert_close(given(x), expected)
+    assert fixes(given) == []
+
+
+def test_a_norm_that_does_more_than_its_submodules_is_left_alone() -> None:
+    given = nn.Sequential(NormAct(8, square=True))
+    assert fixes(given) == []
+    assert isinstance(fix(given)[0], NormAct)
+
+
+def test_the_norm_of_timm() -> None:
+    layers = pytest.importorskip("timm.layers", exc_type=ImportError)
+    given = nn.Sequential(layers.BatchNormAct2d(8), layers.BatchNormAct2d(8, apply_act=False))
+    assert [entry.after.split("(")[0] for entry in fixes(given)] == ["GroupNormAct"] * 2

@@ -25,7 +25,7 @@ from ..parameter import (
 )
 from ..per_sample_gradients import ConvolutionGradients, ExplicitGradients
 from ..uses import CapturedOp, GradientTarget
-from .expression import whole_target_of
+from .expression import is_constant_operand, whole_target_of
 from .other import other
 
 Function = Callable[..., Any]
@@ -160,7 +160,8 @@ def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, stride, padding, dilation, groups = arguments(names, args, kwargs)
     dims = 1 + _DOWNWARDS.index(func)
-    if is_private(x) or not is_constant(weight, bias):
+    private = weight if is_private(weight) else bias
+    if is_private(x) or not is_constant(weight, bias) or is_constant_operand(x, private):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
         x = _unbatched(x, dims)
@@ -175,7 +176,8 @@ def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any])
     names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
     x, weight, bias, stride, padding, more, groups, dilation = arguments(names, args, kwargs)
     dims = 1 + _UPWARDS.index(func)
-    if is_private(x) or not is_constant(weight, bias):
+    private = weight if is_private(weight) else bias
+    if is_private(x) or not is_constant(weight, bias) or is_constant_operand(x, private):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
         x = _unbatched(x, dims)

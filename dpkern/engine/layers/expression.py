@@ -139,6 +139,28 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return all(tensor.shape != p.shape for p in private)
 
 
+def is_constant_operand(tensor: Tensor, private: Tensor) -> bool:
+    """Whether a first operand can hold no samples, so that the result is of parameters alone.
+
+    A constant whose rows cannot be shared out among the samples is none of theirs. Neither is the
+    identity, by which weights are read out of layers.
+    """
+    if is_buffer(tensor, private):
+        return True
+    capture = source_of(private).capture
+    if tensor.requires_grad or not capture.batch or tensor.dim() == 0 or capture.given(tensor):
+        return False
+    return tensor.shape[0] % capture.batch != 0 or _is_identity(tensor)
+
+
+def _is_identity(tensor: Tensor) -> bool:
+    if tensor.dim() != 2 or tensor.shape[0] != tensor.shape[1] or not tensor.is_floating_point():
+        return False
+    with without_torch_function():
+        eye = torch.eye(tensor.shape[0], dtype=tensor.dtype, device=tensor.device)
+        return tensor.shape[0] > 1 and torch.equal(tensor, eye)
+
+
 def is_buffer(tensor: Tensor, private: Tensor) -> bool:
     """Whether a tensor shares the memory of a buffer, which belongs to no sample."""
     if tensor.requires_grad or source_of(private).capture.given(tensor):

@@ -26,7 +26,7 @@ from ..parameter import (
 )
 from ..per_sample_gradients import ExplicitGradients, LinearGradients
 from ..uses import CapturedOp, GradientTarget
-from .expression import is_buffer, target_of, whole_target_of
+from .expression import is_constant_operand, target_of, whole_target_of
 from .other import other
 
 Function = Callable[..., Any]
@@ -104,7 +104,7 @@ def _linear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     private = weight if is_private(weight) else bias
     if is_private(x) or not is_constant(weight, bias) or x.dim() < 2 or weight.dim() != 2:
         return other(func, args, kwargs)
-    if is_buffer(x, private):
+    if is_constant_operand(x, private):
         return other(func, args, kwargs)
     return linear(x, weight, bias, operation="linear")
 
@@ -123,7 +123,7 @@ def _matmul(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs:
         return other(func, args, kwargs)
     x, w = (args[1], args[0]) if func is Tensor.__rmatmul__ else args
-    constant = [is_buffer(t, w if t is x else x) for t in (x, w) if not is_private(t)]
+    constant = [is_constant_operand(t, w if t is x else x) for t in (x, w) if not is_private(t)]
     if any(constant):
         return other(func, args, kwargs)
     if not is_private(x) and w.dim() in (1, 2) and x.dim() >= 2:

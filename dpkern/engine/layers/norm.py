@@ -256,6 +256,8 @@ def _batch_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         middle = ["weight", "bias", "running_mean", "running_var"]
     names = ["input", *middle, "training", "momentum", "eps"]
     given = dict(zip(names, arguments(names, args, kwargs), strict=True))
+    if is_private(given["input"]):
+        return other(func, args, kwargs)  # weights are standardised, not samples
     if given["training"] or given["running_mean"] is None:
         raise _refused(func, args, kwargs, "statistics of the batch, which mix its samples")
     x, weight, bias = given["input"], given["weight"], given["bias"]
