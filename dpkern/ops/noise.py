@@ -168,7 +168,10 @@ def rounding_bits(
 def _check_source(
     draws: Draws, position: int, count: int, device: Device, out: Tensor | None
 ) -> None:
-    check_draws("draws", draws, position, position + count, torch.device("cpu"))
+    place = torch.device("cpu")
+    if isinstance(draws, Draws) and draws.values.device.type != "cpu":
+        place = torch.empty(0, device=device).device  # "cuda" with its number
+    check_draws("draws", draws, position, position + count, place)
 
 
 @op(check=_check_source)
@@ -184,7 +187,7 @@ def source_draws(
 
     Args:
         draws: what the source handed out for one step: prefetched draws, or a table and what it is
-            read by. It lies in the CPU's memory.
+            read by, in the CPU's memory or where the result goes.
         position: index of the first coordinate.
         count: how many; 0 gives an empty tensor.
         device: where the result goes.

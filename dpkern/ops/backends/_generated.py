@@ -66,11 +66,21 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{line:<{width}}  // {comment}"
 
 
+_WIDTH = 100
+"""Columns of a line."""
+
+
 def _enum(kind: codes.Codes) -> str:
-    values = ", ".join(f"{_name(word)} = {code}" for word, code in codes.words(kind).items())
+    values = [f"{_name(word)} = {code}" for word, code in codes.words(kind).items()]
     doc = kind.doc if isinstance(kind, codes.OptionCodes) else kind.__doc__ or ""
     comment = _comment(" ".join(doc.replace("``", "").split()))
-    return f"{comment}\nenum class {codes.name_of(kind)} : std::int32_t {{ {values} }};\n"
+    begin = f"enum class {codes.name_of(kind)} : std::int32_t {{"
+    line = f"{begin} {', '.join(values)} }};"
+    if len(line) > _WIDTH:
+        line = "\n".join(
+            [begin, *(f"  {value}," for value in values[:-1]), f"  {values[-1]}", "};"]
+        )
+    return f"{comment}\n{line}\n"
 
 
 def _struct(struct: Struct) -> str:

@@ -120,6 +120,36 @@ ROUNDING = CudaKernel(
     {"rounding": layouts.STREAM, "first": U64, "n": I64, **_pointers("bits")},
     lambda *, first, n, **_: tile_blocks(first, n),
 )
+SAMPLES = CudaKernel(
+    "noise",
+    "samples_kernel",
+    layouts.FLAT_THREADS,
+    {
+        **_pointers("table"),
+        "entries": I64,
+        "start": I64,
+        "shift": I32,
+        "n": I64,
+        **_pointers("x"),
+    },
+    lambda *, n, **_: blocks_of(n, layouts.UPDATE_PIECE),
+    _all(("std::int16_t", "std::int32_t")),
+)
+CDT = CudaKernel(
+    "noise",
+    "cdt_kernel",
+    layouts.TILE_THREADS,
+    {
+        "stream": layouts.STREAM,
+        **_pointers("words"),
+        "boundaries": I64,
+        "first": U64,
+        "n": I64,
+        **_pointers("x"),
+    },
+    lambda *, first, n, **_: tile_blocks(first, n),
+    _all(LAWS),
+)
 ADD_NOISE_INTEGER = CudaKernel(
     "noise",
     "add_noise_integer_kernel",

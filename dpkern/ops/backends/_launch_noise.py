@@ -8,6 +8,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.rng import Stream
+from .. import _cdt
+from .._draws import CdtDraws, Draws, SampleReads
 from . import _device, _numbers, _tables
 from . import _kernels as table
 from ._start import Device, Rows, refuse_nothing
@@ -48,6 +50,35 @@ def lattice_draws(
         law = (distribution.capitalize(),)
         sizes = {"first": position, "n": count}
         on.start(table.DRAWS, law, cuda, stream=_tables.stream(stream), x=made, **sizes)
+    return made.to(device) if out is None else out.copy_(made)
+
+
+def source_draws(
+    on: Device,
+    draws: Draws,
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    place = on.place(device)
+    held = draws.values.to(place)
+    made = torch.empty(count, dtype=torch.int32, device=place)
+    with _device.guard(made.device) as cuda:
+        if isinstance(draws, SampleReads):
+            sample = ("std::int16_t" if held.dtype is torch.int16 else "std::int32_t",)
+            start = (draws.cursor + position - draws.first) % len(held)
+            sizes = {"entries": len(held), "start": start, "shift": draws.shift, "n": count}
+            on.start(table.SAMPLES, sample, cuda, table=held, x=made, **sizes)
+        elif isinstance(draws, CdtDraws):
+            assert draws.stream is not None
+            law = (draws.distribution.capitalize(),)
+            sizes = {"boundaries": _cdt.boundaries_in(held), "first": position, "n": count}
+            stream = _tables.stream(draws.stream)
+            on.start(table.CDT, law, cuda, stream=stream, words=held, x=made, **sizes)
+        else:
+            made = draws.at(position, count).to(place)
     return made.to(device) if out is None else out.copy_(made)
 
 
@@ -108,6 +139,7 @@ KERNELS: Rows = (
     ("noise.keystream", keystream, refuse_nothing),
     ("noise.lattice_draws", lattice_draws, refuse_nothing),
     ("noise.rounding_bits", rounding_bits, refuse_nothing),
+    ("noise.source_draws", source_draws, refuse_nothing),
     ("noise.add_noise", add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""

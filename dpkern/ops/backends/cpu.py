@@ -147,6 +147,18 @@ def _one_scale(kernel: Kernel) -> Kernel:
     return Kernel(kernel.run, refuse, kernel.direct)
 
 
+def _on_cpu(kernel: Kernel) -> Kernel:
+    """Run ``noise.source_draws``."""
+
+    def refuse(bound: BoundCall) -> str | None:
+        place = bound.args[0].values.device
+        if place.type != "cpu":
+            return f"reads tables in the CPU's memory, got one on {place}"
+        return kernel.refuse(bound) if kernel.refuse is not None else None
+
+    return Kernel(kernel.run, refuse)
+
+
 _SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index(
     "scale"
 )
@@ -159,6 +171,7 @@ _AROUND: dict[str, Callable[[Kernel], Kernel]] = {
     "ghost.conv_sum_error": _ghost_conv.planar,
     "ghost.explicit_integer_sum": _explicit.contract,
     "noise.add_noise": _one_scale,
+    "noise.source_draws": _on_cpu,
     "product.matmul": _product.matmul,
 }
 """Wrappers of compiled kernels."""

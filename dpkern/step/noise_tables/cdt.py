@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...base.laws import LAWS
 from ...base.rng import Purpose
 from ...ops import noise
@@ -18,7 +20,7 @@ from ...privacy.accounting import Accountable, shown_bound
 from ...privacy.accounting.events import EventSpec
 from ...privacy.mechanisms.plan import Plan
 from ._cdt_law import CdtLaw
-from .source import NoiseSource, alias
+from .source import Layout, NoiseSource, alias
 
 
 class CdtTable(NoiseSource):
@@ -26,8 +28,8 @@ class CdtTable(NoiseSource):
 
     Certificates hold for the law with the table's total variation distance set aside,
     ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. On a CPU the step's own
-    kernels look the draws up; for a device they are made on the CPU and copied there. Sums are
-    rounded by the usual stream.
+    kernels look the draws up; on a device a kernel before them does (not yet run on a GPU). Sums
+    are rounded by the usual stream.
 
     Args:
         word_bits: from 8 to 124; a draw takes two keystream words whatever it is.
@@ -43,6 +45,7 @@ class CdtTable(NoiseSource):
         self._laws = {law: CdtLaw(law, word_bits) for law in LAWS}
         self._word_bits = word_bits
         self._produced = self._consumed = 0
+        self._placed_table: torch.Tensor | None = None
 
     def covered(self, plan: Plan) -> Accountable:
         return plan if plan.distribution is None else _Covered(plan, self._laws[plan.distribution])
@@ -86,13 +89,19 @@ class CdtTable(NoiseSource):
             "text": text,
         }
 
+    def _table(self, layout: Layout) -> torch.Tensor:
+        """Return the law's table where the parameters are."""
+        if self._placed_table is None:
+            self._placed_table = self._laws[layout.law].table.to(layout.device)
+        return self._placed_table
+
     def _made(self, step: int) -> Draws:
         assert self._key is not None
         assert self._layout is not None
         layout = self._layout
         number, first = layout.place(step)
         stream = self._key.stream(Purpose.TABLES, number)
-        table = alias(self._laws[layout.law].table)
+        table = alias(self._table(layout))
         self._consumed += WORDS_PER_DRAW * layout.count
         self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(first, layout.count)
         return self._placed(CdtDraws(first, table, stream=stream, distribution=layout.law))

@@ -37,7 +37,8 @@ class SampleTable(NoiseSource):
 
     A step reads as many samples as it has positions and goes on where the one before it stopped.
     The table is laid out in that order once, in the hardware's bits, so that on a CPU the step's
-    own kernels read it from end to end; with ``scrambled`` the order is another one at every step,
+    own kernels read it from end to end, and on a device a kernel before them (not yet run on a
+    GPU); with ``scrambled`` the order is another one at every step,
     and is laid out anew. Not private, whatever its size: epsilon is infinite.
 
     Args:
@@ -109,7 +110,8 @@ class SampleTable(NoiseSource):
             order, cursor = self._order, before % self.shape.period
         self._reads += count
         shift = SCALE_BITS - self.shape.fraction_bits
-        return self._placed(SampleReads(first, alias(order), cursor=cursor, shift=shift))
+        held = alias(order.to(self._layout.device))
+        return self._placed(SampleReads(first, held, cursor=cursor, shift=shift))
 
     def _fill(self) -> None:
         assert self._key is not None
@@ -117,7 +119,8 @@ class SampleTable(NoiseSource):
         self._table = table_of(self._key, self.shape).to(narrow)
         self._start = self._secret(0, POINTER)
         if not self.shape.scrambled:
-            self._order = self._ordered(self._start, self.shape.period)
+            order = self._ordered(self._start, self.shape.period)
+            self._order = order if self._layout is None else order.to(self._layout.device)
 
     def _ordered(self, pointer: int, reads: int, mask: int = 0) -> torch.Tensor:
         """Return what these reads fetch, one behind the other, several times if they are few."""

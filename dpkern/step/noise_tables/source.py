@@ -252,7 +252,7 @@ class NoiseSource(ABC):
         """Return the draws of this step; a source's own lock is held."""
 
     def _placed(self, draws: Draws) -> Draws:
-        """Return these draws for kernels that read a table, and in a device's memory for others."""
+        """Return these draws for kernels that read a table, and as values for those of devices."""
         assert self._layout is not None
         layout = self._layout
         if layout.device.type == "cpu":

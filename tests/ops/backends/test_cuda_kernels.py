@@ -18,8 +18,10 @@ import torch
 
 from dpkern.base.rng import Key, Purpose, Stream
 from dpkern.ops import _lattice, clip, noise, symbols, testing, update
+from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.backends import cuda
 from dpkern.ops.ghost import explicit
+from dpkern.step.noise_tables._cdt_law import CdtLaw
 
 FLOATS = (torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
@@ -83,6 +85,27 @@ def test_draws_and_rounding_bits(emulator: ModuleType, law: str) -> None:
         ):
             got, want = (make(backend=b, **given, **place) for b in ("cuda", "cpu"))
             assert torch.equal(got, want), (make.name, position)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+@pytest.mark.parametrize("word_bits", [8, 64])
+def test_draws_of_a_cumulative_table(emulator: ModuleType, law: str, word_bits: int) -> None:
+    stream = KEY.stream(Purpose.TABLES, 7)
+    draws = CdtDraws(0, CdtLaw(law, word_bits).table, stream=stream, distribution=law)
+    for position, n in WINDOWS:
+        place: dict[str, Any] = {"position": position, "count": n}
+        got, want = (noise.source_draws(draws, backend=b, **place) for b in ("cuda", "cpu"))
+        assert torch.equal(got, want), position
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_draws_of_a_table_of_samples(emulator: ModuleType, dtype: torch.dtype) -> None:
+    for entries, (position, n) in product((1, 3, 255, 257, 4096), WINDOWS):
+        table = (torch.arange(entries) * 7919 % 65536 - 32768).to(dtype)
+        draws = SampleReads(min(position, 5), table, cursor=entries // 2, shift=10)
+        place: dict[str, Any] = {"position": position, "count": n}
+        got, want = (noise.source_draws(draws, backend=b, **place) for b in ("cuda", "cpu"))
+        assert torch.equal(got, want), (entries, position)
 
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])

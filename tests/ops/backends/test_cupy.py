@@ -22,6 +22,7 @@ from dpkern.base import dispatch
 from dpkern.base.errors import BackendError
 from dpkern.base.rng import Purpose
 from dpkern.ops import clip, coef, noise, symbols, testing, update
+from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.backends import _kernels as table
 from dpkern.ops.backends import _launch, _start, cuda, cupy
 from dpkern.ops.backends._cupy_launch import Compiling
@@ -29,6 +30,7 @@ from dpkern.ops.backends._extension import on_cpu
 from dpkern.ops.backends._kernels import CudaKernel
 from dpkern.ops.backends._start import Device
 from dpkern.ops.ghost import explicit
+from dpkern.step.noise_tables._cdt_law import CdtLaw
 from tests.ops.backends.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
@@ -108,6 +110,17 @@ def contract_everything() -> None:
         explicit.contract(grads, factors, outs, backend="cupy")
 
 
+def read_from_tables() -> None:
+    """Draws of tables of either kind."""
+    samples = torch.arange(700, dtype=torch.int16)
+    made = [SampleReads(0, samples, shift=10), SampleReads(0, samples.int(), shift=10)]
+    for law in LAWS:
+        table = CdtLaw(law, 32).table
+        made.append(CdtDraws(0, table, stream=STREAM, distribution=law))
+    for draws in made:
+        noise.source_draws(draws, position=7, count=5000, backend="cupy")
+
+
 def update_everything() -> None:
     """Every law with every type of parameters and sums."""
     rule = update.SGD(lr=0.1)
@@ -167,6 +180,7 @@ def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
     noise.rounding_bits(STREAM, position=7, count=5000, backend="cupy")
+    read_from_tables()
     assert both.kernels == set(table.signatures())
 
 
