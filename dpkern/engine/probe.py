@@ -74,7 +74,7 @@ class Probe:
         """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
         self._reach: dict[Any, Tensor] | None = None
-        """Which samples reach each dull use, while all are sent backward at once."""
+        """The samples that reach each dull use, while all are sent backward at once."""
         self._heard: list[tuple[CapturedOp, Tensor, Tensor]] | None = None
         """Sums and sums of squares over each sample's rows, while two passes are compared."""
         self._told: set[Any] = set()

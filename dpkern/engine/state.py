@@ -171,7 +171,7 @@ class StateGuard:
 
     @property
     def marks_left(self) -> Left | None:
-        """What the last pass has left; None where that is not known."""
+        """The tensors as the last pass has left them; None where that is not known."""
         if self._left is None or self._entries is None or self._left[0] is not self._own_ids:
             return None
         return self._entries, self._tensors, self._other, self._left
