@@ -208,6 +208,7 @@ VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch fused": partial(non_private, fused=True),
     "torch compiled": partial(non_private, compiled=True),
     "dpkern": private,
+    "dpkern float": partial(private, arithmetic="float"),
     "dpkern compiled": partial(private, compiled=True),
     "dpkern keep 0": partial(private, keep_budget=0),
     "dpkern, torch's products": private_on_library,
