@@ -68,8 +68,8 @@ class UseSite(ABC):
     """Names of the operations that this class replays."""
 
     joined_as: ClassVar[str] = ""
-    """The way to join a weight's gradients over several uses: by ``operands``, of which norm and sum
-    are made, or by materialized ``rows``; empty if no program joins them."""
+    """The way to join a weight's gradients over several uses: by ``operands``, which norm and sum
+    are made of, or by materialized ``rows``; empty if no program joins them."""
 
     padding_idx: int | None = None
 
