@@ -15,6 +15,7 @@ from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _spectral
 from dpkern.ops.spectral import Band
 from dpkern.ops.spectral._plan import FrequencyLine, NormPlan, circle
+from dpkern.ops.spectral._spectra import Grid
 from tests.ops.spectral_cases import Case
 
 pytestmark = pytest.mark.skipif(
@@ -196,14 +197,14 @@ def test_the_bound_in_double_holds_where_spectra_hardly_meet(draw: Draw) -> None
 
 def weakened(monkeypatch: pytest.MonkeyPatch, transforms: float, sums: float) -> None:
     """Divide the errors that the bound is made of."""
-    plan_of, sums_error = _spectral.plan_of, _spectral.sums_error
+    plan_of = _spectral.plan_of
 
-    def plan(*args: Any) -> NormPlan:
-        made = plan_of(*args)
-        return replace(made, errors=made.errors / transforms)
+    def plan(grid: Grid) -> NormPlan:
+        made = plan_of(grid)
+        tables = replace(made.tables, errors=made.tables.errors / transforms)
+        return replace(made, tables=tables, narrow_sums=made.narrow_sums / sums)
 
     monkeypatch.setattr(_spectral, "plan_of", plan)
-    monkeypatch.setattr(_spectral, "sums_error", lambda *args: sums_error(*args) / sums)
 
 
 @pytest.mark.parametrize(("draw", "transforms", "sums"), [(apart, 1e5, 1), (diagonals, 1, 1e5)])
