@@ -22,8 +22,9 @@ from ._sizes import Pair
 from ._spectra import Grid, half_gains
 
 Integers = NDArray[np.int64]
-LONGEST = 256
-"""Values on an axis up to which products are not slower than a fast transform."""
+LONGEST = 128
+"""Values on an axis up to which products take no more than a third longer than a library's fast
+transform, whose bound is not ours; up to 96 they are faster."""
 _PRECISE = 64
 """Values on an axis up to which sums of float32 keep a small error."""
 _CHANNELS = 64
@@ -324,7 +325,6 @@ def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
 
 
 __all__ = [
-    "LONGEST",
     "FrequencyLine",
     "NormPlan",
     "Retained",
