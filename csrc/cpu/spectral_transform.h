@@ -8,109 +8,17 @@
 //
 //   C(k) = E + O, C(n/2 - k) = E - O for cosines;  S(k) = O + E, S(n/2 - k) = O - E for sines.
 //
-// Columns are transformed first, to U (cosines) and V (sines), then rows, to a, d of U and c, b of
-// V. The spectrum is X(+-ky, kx) = (a -+ b) - i (c +- d), and its powers are M +- 2 N with
+// Rows are transformed first, to U (cosines) and V (sines), then columns: U to a (cosines) and d, V
+// to c and b. The spectrum is X(+-ky, kx) = (a -+ b) - i (c +- d), and its powers are M +- 2 N with
 //
 //   M = a^2 + b^2 + c^2 + d^2,  N = c d - a b.
-//
-// No expression here has two products that one addition could fuse with, so that all widths of
-// vectors fuse the same ones and have the same bits.
-
-#include <cmath>
-#include <vector>
 
 #include "cpu/ghost_tiles.h"
+#include "cpu/spectral_line.h"
 
 namespace dpkern::cpu::spectral {
 
 using ghost::load;
-
-constexpr int kTogether = 5;  // frequencies of a tile: 10 sums of two rows hide the latency of FMA
-constexpr int kKept = 4;      // channels whose retained bins are transposed together
-
-// `count` values, `step` apart, on a circle of `n`.
-template <class F>
-struct Line {
-  std::int64_t n, count, step;
-  std::int64_t half;         // largest folded index
-  bool split;                // whether k and n/2 - k share products
-  std::int64_t frequencies;  // that are multiplied for
-  std::int64_t evens, odds;  // folded indices of either class; all are even if nothing is split
-  std::int64_t slots;        // frequencies * (split ? 2 : 1): k and its partner, one behind another
-  std::vector<F> table;      // per tile: cosines, even and odd, then sines, even and odd
-
-  // `turns`: cosines and sines of 2 pi m / n.
-  Line(const std::int64_t* sizes, const double* turns)
-      : n(sizes[0]), count(sizes[1]), step(sizes[2]), half(count / 2) {
-    split = n % 2 == 0 && step % 2 == 1;
-    frequencies = (split ? n / 4 : n / 2) + 1;
-    evens = (split ? half / 2 : half) + 1;
-    odds = split ? (half + 1) / 2 : 0;
-    slots = split ? 2 * frequencies : frequencies;
-    table.reserve(static_cast<std::size_t>(frequencies * terms()));
-    each_tile([&](std::int64_t first, int size) {
-      for (const bool sines : {false, true}) {
-        for (const bool odd : {false, true}) {
-          const std::int64_t last = odd ? odds : evens;
-          for (std::int64_t i = sines && !odd ? 1 : 0; i < last; ++i) {
-            const std::int64_t j = split ? 2 * i + (odd ? 1 : 0) : i;
-            for (int k = 0; k < size; ++k) {
-              const std::int64_t turn = (first + k) * j * step % n;
-              table.push_back(static_cast<F>(turns[sines ? n + turn : turn]));
-            }
-          }
-        }
-      }
-    });
-  }
-  // Coefficients per frequency.
-  std::int64_t terms() const { return 2 * (evens + odds) - 1; }
-  // Vectors of one transformed column. An odd number: stores that are a multiple of 4 KiB apart
-  // fight for one set of the cache.
-  std::int64_t plane() const { return 4 * (half + 1) | 1; }
-  // Where folded index j stands: the even ones, then the odd ones.
-  std::int64_t place(std::int64_t j) const {
-    return !split ? j : j % 2 == 0 ? j / 2 : evens + j / 2;
-  }
-  // body(first frequency, frequencies) for tiles of nearly equal sizes.
-  template <class Body>
-  DPK_INLINE void each_tile(const Body& body) const {
-    const std::int64_t tiles = (frequencies + kTogether - 1) / kTogether;
-    std::int64_t first = 0;
-    for (std::int64_t i = 0; i < tiles; ++i) {
-      const std::int64_t size = frequencies / tiles + (i < frequencies % tiles ? 1 : 0);
-      body(first, static_cast<int>(size));
-      first += size;
-    }
-  }
-};
-
-// Maps of one operand, [B, channels, height, width] of which the first rows and columns are used.
-template <class F>
-struct Maps {
-  const void* data;
-  bool narrow;  // whether they are float
-  std::int64_t samples, channels, height, width;
-  Line<F> rows, columns;
-
-  std::int64_t slots() const { return (columns.n / 2 + 1) * rows.slots; }
-  // Vectors on the way to the powers of one map.
-  std::int64_t room() const {
-    return 2 * columns.count + 4 * (columns.half + 1) + (columns.n / 2 + 1) * rows.plane();
-  }
-};
-
-// Retained bins of one operand: [R, B, 2, channels] from `count` bins that slots hold.
-struct Kept {
-  const std::int64_t* bins;  // [slots, 2]: which bin is X(+ky), X(-ky), or -1
-  const std::int64_t* from;  // [R]: the bin
-  const double* turn;        // [R, 4]: Re = t0 A + t1 B, Im = t2 A + t3 B of the bin A - i B
-  void* out;                 // of the maps' type
-  std::int64_t count, R;
-
-  // Vectors of some channels' bins.
-  std::int64_t room() const { return 2 * kKept * count; }
-};
 
 template <class F, int kBytes>
 struct Transform {

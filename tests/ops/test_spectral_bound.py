@@ -14,7 +14,8 @@ from torch import Tensor
 from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _spectral
 from dpkern.ops.spectral import Band
-from dpkern.ops.spectral._plan import FrequencyLine, NormPlan, circle
+from dpkern.ops.spectral._plan import FrequencyLine, NormPlan, circle, reaches
+from dpkern.ops.spectral._spectra import Grid
 from tests.ops.spectral_cases import Case
 
 pytestmark = pytest.mark.skipif(
@@ -196,14 +197,14 @@ def test_the_bound_in_double_holds_where_spectra_hardly_meet(draw: Draw) -> None
 
 def weakened(monkeypatch: pytest.MonkeyPatch, transforms: float, sums: float) -> None:
     """Divide the errors that the bound is made of."""
-    plan_of, sums_error = _spectral.plan_of, _spectral.sums_error
+    plan_of = _spectral.plan_of
 
-    def plan(*args: Any) -> NormPlan:
-        made = plan_of(*args)
-        return replace(made, errors=made.errors / transforms)
+    def plan(grid: Grid) -> NormPlan:
+        made = plan_of(grid)
+        tables = replace(made.tables, errors=made.tables.errors / transforms)
+        return replace(made, tables=tables, narrow_sums=made.narrow_sums / sums)
 
     monkeypatch.setattr(_spectral, "plan_of", plan)
-    monkeypatch.setattr(_spectral, "sums_error", lambda *args: sums_error(*args) / sums)
 
 
 @pytest.mark.parametrize(("draw", "transforms", "sums"), [(apart, 1e5, 1), (diagonals, 1, 1e5)])
@@ -282,13 +283,20 @@ def test_a_sample_has_the_same_bits_alone_and_with_any_threads(dtype: torch.dtyp
 
 
 def test_grids_beyond_the_kernel_take_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long line has the same norm either way, and neither is below the exact one."""
+    """A long line has the same norm and bins either way, and no norm is below the exact one."""
     case = Case(2, 3, (400,), (5,), 1, 2, 1, 1, "padded")
     x, g = case.operands(3, torch.float32)
     want = exact(case, x, g, None)
-    long = spectral.conv_norm(x, g, **case.sizes, size=case.size, backend="cpu")
-    monkeypatch.setattr(_spectral, "reaches", lambda grid: True)
-    fused = spectral.conv_norm(x, g, **case.sizes, size=case.size, backend="cpu")
-    for got in (long, fused):
-        assert bool((got >= want).all())
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=0)
+    sizes: dict[str, Any] = {**case.sizes, "backend": "cpu"}
+    bins = []
+    for reach in (reaches, lambda _: True):
+        monkeypatch.setattr(_spectral, "reaches", reach)
+        for got in (
+            spectral.conv_norm(x, g, size=case.size, **sizes),
+            (kept := spectral.conv_bins(x, g, band=case.band(), **sizes))[2],
+        ):
+            assert bool((got >= want).all())
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=0)
+        bins.append(kept)
+    for one, other in zip(bins[0][:2], bins[1][:2], strict=True):
+        testing.assert_close("bins", one, other, 1e-5)

@@ -1,7 +1,8 @@
 """Closed forms of spectral ops.
 
 Transforms are a library's and ``modelled``, by the textbook forms of
-``ops.spectral._transform_flops``; what is done with spectra is ``exact``. A complex product that is
+``ops.spectral._transform_flops`` (the CPU's fused norm multiplies by cosines and sines in their
+place, which is not counted); what is done with spectra is ``exact``. A complex product that is
 added to a sum takes four products and four additions or subtractions.
 """
 

@@ -18,7 +18,7 @@ from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._filter_products import is_even, multiplied
-from ..spectral._plan import Retained, plan_of, reaches, retained, sums_error, wide
+from ..spectral._plan import Retained, plan_of, reaches, retained
 from ..spectral._sizes import ConvolutionGrid, Pair, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
@@ -107,10 +107,9 @@ def spectral_norm(
 
     Args:
         x, g: planes of inputs, and of output gradients.
-        lines, turns, index, weights, x_weights, g_weights, errors, share: of a ``NormPlan``.
-        narrow_sums, wide_sums: errors of the powers' sums in float32 and in float64.
+        lines, turns, index, weights, x_weights, g_weights, errors, share: ``NormTables``.
+        narrow_sums, wide_sums, wide: of a ``NormPlan``.
         groups: of the convolution.
-        wide: whether to compute in double at once.
         x_bin, x_from, x_turn, x_count: of the ``Retained`` bins of x, or None; so for g.
         x_bins, g_bins: what was retained.
     """
@@ -171,22 +170,23 @@ def _fused(
 ) -> Tensor:
     """Run the kernel, which writes the bins that are ``kept`` to ``out`` as well."""
     made = plan_of(grid)
+    tables = made.tables
     (xs, gs), (x_bins, g_bins) = kept, out
     return spectral_norm(
         planes(x),
         planes(g),
-        made.lines,
-        made.turns,
-        made.index,
-        made.weights,
-        made.x_weights,
-        made.g_weights,
-        made.errors,
-        made.share,
-        sums_error(grid, made, torch.float32),
-        sums_error(grid, made, torch.float64),
+        tables.lines,
+        tables.turns,
+        tables.index,
+        tables.weights,
+        tables.x_weights,
+        tables.g_weights,
+        tables.errors,
+        tables.share,
+        made.narrow_sums,
+        made.wide_sums,
         grid.layer.geometry.groups,
-        wide(grid),
+        made.wide,
         None if xs is None else xs.places,
         None if xs is None else xs.source,
         None if xs is None else xs.turn,

@@ -22,7 +22,7 @@ from ._plan import circle
 from ._sizes import Pair
 
 Tables = tuple[Tensor, Tensor, Tensor]
-LONGEST = 256
+LONGEST = 144
 """Positions on an axis up to which products are not slower than a fast transform."""
 
 

@@ -22,8 +22,9 @@ from ._sizes import Pair
 from ._spectra import Grid, half_gains
 
 Integers = NDArray[np.int64]
-LONGEST = 256
-"""Values on an axis up to which products are not slower than a fast transform."""
+LONGEST = 128
+"""Values on an axis up to which products take no more than a third longer than a library's fast
+transform, whose bound is not ours; up to 96 they are faster."""
 _PRECISE = 64
 """Values on an axis up to which sums of float32 keep a small error."""
 _CHANNELS = 64
@@ -96,7 +97,7 @@ def circle(n: int) -> Array:
 
 
 @dataclass(frozen=True)
-class NormPlan:
+class NormTables:
     """The tables that the kernel reads besides the operands, all of them on the CPU.
 
     Attributes:
@@ -119,6 +120,22 @@ class NormPlan:
     errors: Tensor
     share: float
     skew: bool
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """The way in which a layer's norm is computed.
+
+    Attributes:
+        tables: of its grid.
+        narrow_sums, wide_sums: errors of the product over frequencies in float32 and in float64.
+        wide: whether to compute in double at once.
+    """
+
+    tables: NormTables
+    narrow_sums: float
+    wide_sums: float
+    wide: bool
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,7 @@ class Places:
 
 
 @lru_cache(maxsize=256)
-def _make(x: Places, g: Places, band: Band | None) -> NormPlan:
+def _make(x: Places, g: Places, band: Band | None) -> NormTables:
     (p, q), turned = (x.rows.n, x.columns.n), (x.rows, x.columns, g.rows, g.columns)
     gains = np.ones((p, q // 2 + 1)) if band is None else half_gains(band).numpy() ** 2
     index, signs, _ = g.find(x.ky, x.kx)
@@ -175,7 +192,7 @@ def _make(x: Places, g: Places, band: Band | None) -> NormPlan:
         for dtype in (torch.float32, torch.float64)
         for rows, columns in (turned[:2], turned[2:])
     ]
-    return NormPlan(
+    return NormTables(
         lines=torch.tensor([(line.n, line.count, line.step) for line in turned]).flatten(),
         turns=torch.from_numpy(np.concatenate([circle(line.n).ravel() for line in turned])),
         index=torch.from_numpy(index),
@@ -195,7 +212,7 @@ def _both(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> fl
     return float((factors - 1) * (1 + 2.0**-30))
 
 
-def sums_error(grid: Grid, plan: NormPlan, dtype: torch.dtype) -> float:
+def _sums_error(grid: Grid, tables: NormTables, dtype: torch.dtype) -> float:
     """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
 
     M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
@@ -203,9 +220,9 @@ def sums_error(grid: Grid, plan: NormPlan, dtype: torch.dtype) -> float:
     """
     geometry = grid.layer.geometry
     maps = (geometry.in_channels + geometry.out_channels) // geometry.groups
-    terms = (12 if plan.skew else 6) * maps + 8
+    terms = (12 if tables.skew else 6) * maps + 8
     unit = torch.finfo(dtype).eps / 2
-    return (1 + 2.0**-10) * terms * unit + (len(plan.index) + geometry.groups + 16) * 2.0**-50
+    return (1 + 2.0**-10) * terms * unit + (len(tables.index) + geometry.groups + 16) * 2.0**-50
 
 
 def places(grid: Grid) -> tuple[Places, Places]:
@@ -221,9 +238,12 @@ def places(grid: Grid) -> tuple[Places, Places]:
     return Places(rows, columns), Places(g_rows, g_columns)
 
 
+@lru_cache(maxsize=1024)
 def plan_of(grid: Grid) -> NormPlan:
-    """Return the plan of a grid, kept for others of its sizes."""
-    return _make(*places(grid), grid.band)
+    """Return the plan of a layer on its grid."""
+    tables = _make(*places(grid), grid.band)
+    narrow, wide = (_sums_error(grid, tables, dtype) for dtype in (torch.float32, torch.float64))
+    return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid))
 
 
 def reaches(grid: Grid) -> bool:
@@ -231,7 +251,7 @@ def reaches(grid: Grid) -> bool:
     return max(grid.size) <= LONGEST and min(grid.rows) > 0
 
 
-def products(grid: Grid) -> int:
+def _products(grid: Grid) -> int:
     """Return the products of one sample's transforms and powers."""
     total = 0
     geometry = grid.layer.geometry
@@ -243,7 +263,7 @@ def products(grid: Grid) -> int:
     return total
 
 
-def wide(grid: Grid) -> bool:
+def _wide(grid: Grid) -> bool:
     """Whether to compute in double at once: where float32 is imprecise, or double is cheap."""
     geometry = grid.layer.geometry
     channels = max(geometry.in_channels, geometry.out_channels) // geometry.groups
@@ -251,7 +271,7 @@ def wide(grid: Grid) -> bool:
         return True
     pairs = geometry.in_channels * geometry.out_channels // geometry.groups
     taps = math.prod(geometry.kernel) * geometry.positions
-    return pairs * taps > _CHEAP * products(grid)
+    return pairs * taps > _CHEAP * _products(grid)
 
 
 @dataclass(frozen=True)
@@ -292,13 +312,6 @@ def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
 
 
 @lru_cache(maxsize=256)
-def _retained(
-    x: Places, g: Places, centres: tuple[Pair, Pair], band: Band
-) -> tuple[Retained, Retained]:
-    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
-    return _retain(x, centres[0], ky, kx), _retain(g, centres[1], ky, kx)
-
-
 def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
     x, g = places(grid)
@@ -306,20 +319,17 @@ def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
     y, z = (
         n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True)
     )
-    return _retained(x, g, ((top + height // 2, left + width // 2), (y, z)), band)
+    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
+    centre = top + height // 2, left + width // 2
+    return _retain(x, centre, ky, kx), _retain(g, (y, z), ky, kx)
 
 
 __all__ = [
-    "LONGEST",
     "FrequencyLine",
     "NormPlan",
-    "Places",
+    "Retained",
     "circle",
-    "places",
     "plan_of",
-    "products",
     "reaches",
     "retained",
-    "sums_error",
-    "wide",
 ]
