@@ -163,6 +163,7 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
                           single ? member.factor : F{1}, g + b * positions * T::kRows,
                           T::kRows * steps);
   }
+  const bool fused = single && nearest && adds_exact_products<F, kBytes>();
   std::vector<std::int64_t> runs;
   if (single && nearest) {
     make_odd(g, panels * T::kRows * steps);
@@ -181,7 +182,7 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
       const F* const left = g + panel * T::kRows * steps;
       IntegerTile<F, kBytes> total;
       total.clear();
-      if (single && nearest && kFused<kBytes>) {
+      if (fused) {
         std::int64_t b = 0;
         for (const std::int64_t end : runs) {
           total.add_nearest(left + b * T::kRows, a + b * T::kColumns, end - b);

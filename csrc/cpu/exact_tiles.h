@@ -12,10 +12,6 @@
 
 namespace dpkern::cpu::ghost {
 
-// Whether vectors of so many bytes multiply and add with a single rounding.
-template <int kBytes>
-constexpr bool kFused = !DPK_X86 || kBytes > 16;
-
 // The integer part of a product that is rounded first.
 struct Truncated {
   static constexpr std::uint32_t kExcess = 0;
@@ -149,5 +145,26 @@ struct IntegerTile {
     }
   }
 };
+
+// Whether tiles add products without rounding them before, which compilers may do or not: of
+// (1 + e)^2 - 1 - 2 e, only e^2 is left then.
+template <class F, int kBytes>
+DPK_INLINE inline bool adds_exact_products() {
+  using T = Tile<F, kBytes>;
+  constexpr F kStep = std::numeric_limits<F>::epsilon();
+  volatile F factor = 1 + kStep;  // not known to the compiler
+  F g[T::kRows], a[T::kColumns];
+  for (F& entry : g) entry = factor;
+  for (F& entry : a) entry = factor;
+  T tile;
+  tile.multiply(g, a, 1, -1 - 2 * kStep);
+  bool exact = true;
+  for (int m = 0; m < T::kRows; ++m) {
+    for (int n = 0; n < T::kVectors; ++n) {
+      for (int lane = 0; lane < T::kLanes; ++lane) exact &= tile.at[m][n][lane] == kStep * kStep;
+    }
+  }
+  return exact;
+}
 
 }  // namespace dpkern::cpu::ghost
