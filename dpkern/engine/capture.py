@@ -148,6 +148,9 @@ class Capture:
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
         self._inconclusive: set[tuple[Any, ...]] = set()
+        self._apart: set[CapturedOp] = set()
+        """Uses of the current samples that a probe has seen, also at sites with others that it has
+        not, such as the last of a loop, behind which nothing follows."""
         self._fresh: list[CapturedOp] = []
         self._watch_input = True
         self._watch_node: Any = None
@@ -371,7 +374,8 @@ class Capture:
 
     def verified(self, use: CapturedOp) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
-        return use.batch < 2 or use.site in self._verified or use.site in self._inconclusive
+        known = use.site in self._verified or use.site in self._inconclusive
+        return known or use.batch < 2 or use in self._apart
 
     def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
         """Return the number of samples.
@@ -534,6 +538,7 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
+            self._apart |= probe.seen_uses
             self._inconclusive = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
         self.report(error)
@@ -665,6 +670,7 @@ class Capture:
         self.program.next_samples()
         self._ticket += 1
         self._inconclusive = set()
+        self._apart.clear()
         self.has_half = False
         self.budget.activations = 0
         if self.recorded:

@@ -86,6 +86,11 @@ class Probe:
         return self._seen & self._inconclusive - self._open
 
     @property
+    def seen_uses(self) -> set[CapturedOp]:
+        """The uses themselves that keep the samples apart."""
+        return {use for use in self.fresh & self._told if use.site not in self._inconclusive}
+
+    @property
     def _open(self) -> set[Site]:
         return {key.site if key in self.fresh else key for key in self.dull}
 

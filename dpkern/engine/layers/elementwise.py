@@ -18,7 +18,7 @@ from ..parameter import (
     source_of,
     without_torch_function,
 )
-from .expression import is_buffer, looks_like_samples, slots_in
+from .expression import Expression, is_buffer, looks_like_samples, of, slots_in, with_samples
 from .generic import expand
 from .other import other
 
@@ -53,6 +53,9 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     broadcast = x.dim() > dims or (x.dim() == dims and shape[:1] == (1,))
     fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
     if not fits:
+        apart = with_samples((tuple(args), kwargs))
+        if apart is not None:
+            return func(*apart[0], **apart[1])
         raise refuse(
             func,
             slots_in(args),
@@ -112,12 +115,60 @@ def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with without_torch_function():
         shape = tuple(w.shape)
     front = len(sizes) - len(shape)
+    if not kwargs and front == 0 and shape and sizes[0] == source_of(w).capture.batch:
+        return _repeated_first(w, shape, sizes)
     if kwargs or front < 0 or (front == 0 and (not shape or shape[0] != 1)):
         return other(func, args, kwargs)
     spread = w.expand(*sizes[: max(1, front)], *shape[0 if front else 1 :])
     if is_private(spread):
         return other(func, args, kwargs)
     return spread.repeat(*(1,) * max(1, front), *sizes[max(1, front) :])
+
+
+def _repeated_first(w: Tensor, shape: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """Repeat ``w`` along its first dimension as often as there are samples.
+
+    Only its use tells whether that means them: rows of heads by sample, say.
+    """
+    with without_torch_function():
+        result = w.repeat(*sizes)
+    repeated: Tensor = of(Tensor.repeat, (w,), {}, result)
+    source = source_of(repeated)
+    assert isinstance(source, Expression)
+
+    def for_samples() -> Tensor:
+        copies = expand(w, sizes[0], "repeat")
+        return copies.repeat(1, 1, *sizes[1:]).flatten(0, 1) if shape else copies
+
+    source.for_samples = for_samples
+    return repeated
+
+
+@rule(F.scaled_dot_product_attention)
+def _attention(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Give each sample its copy of a trained bias, which is added to the scores."""
+    names = ("query", "key", "value", "attn_mask")
+    query, key, value, bias = arguments(names, args, kwargs)
+    if not is_private(bias) or any(is_private(t) for t in (query, key, value)):
+        return other(func, args, kwargs)
+    apart = with_samples((bias,))
+    rows = int(query.shape[0])
+    with without_torch_function():
+        shape = tuple(bias.shape)
+    if apart is not None and shape[0] == rows:
+        (bias,) = apart
+    elif len(shape) < query.dim():
+        bias = expand(bias, rows, "scaled_dot_product_attention")
+        bias = bias.reshape(rows, *(1,) * (query.dim() - len(shape) - 1), *shape)
+    elif shape[0] == 1:
+        bias = expand(bias, rows, "scaled_dot_product_attention").reshape(rows, *shape[1:])
+    else:
+        return other(func, args, kwargs)
+    return func(query, key, value, bias, *args[4:], **_without(kwargs, names))
+
+
+def _without(kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name not in names}
 
 
 @rule(torch.tile, Tensor.tile)
