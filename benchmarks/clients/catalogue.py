@@ -95,6 +95,7 @@ PAIR = {
 T5 = {**WIDTH, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 T5 = {**T5, "decoder_start_token_id": 0}
 VISION = {**WIDTH, "image_size": SIDE, "patch_size": 16, "num_labels": CLASSES}
+WINDOWS = {"image_size": SIDE, "num_labels": CLASSES}
 STAGES = {
     "image_size": SIDE,
     "num_labels": CLASSES,
@@ -149,9 +150,6 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("Longformer", "SequenceClassification", WIDTH | {"attention_window": 4}, TEXT),
     ("MobileBert", "SequenceClassification", WIDTH | {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16}, TEXT),
     ("SqueezeBert", "SequenceClassification", WIDTH | {"embedding_size": 32}, TEXT),
-    ("Funnel", "SequenceClassification", WIDTH | {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1], "num_decoder_layers": 1}, TEXT),
-    ("XLNet", "SequenceClassification", WIDTH | {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, TEXT),
-    ("Canine", "SequenceClassification", WIDTH | {"downsampling_rate": 2, "local_transformer_stride": 10}, TEXT),
     ("IBert", "SequenceClassification", WIDTH, TEXT),
     ("LayoutLM", "SequenceClassification", WIDTH | {"max_2d_position_embeddings": 64}, tokens(bbox=boxes)),
     ("GPT2", "CausalLM", GPT, TEXT),
@@ -199,17 +197,15 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("Beit", "ImageClassification", VISION | {"use_relative_position_bias": True}, PIXELS),
     ("Data2VecVision", "ImageClassification", VISION | {"use_relative_position_bias": True}, PIXELS),
     ("Dinov2", "ImageClassification", VISION | {"mlp_ratio": 2}, PIXELS),
-    ("Swin", "ImageClassification", VISION | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
-    ("Swinv2", "ImageClassification", VISION | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
+    ("Swin", "ImageClassification", WINDOWS | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
+    ("Swinv2", "ImageClassification", WINDOWS | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
     ("ConvNext", "ImageClassification", STAGES, PIXELS),
     ("ConvNextV2", "ImageClassification", STAGES, PIXELS),
     ("Segformer", "ImageClassification", STAGES | {"num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16}, PIXELS),
     ("Pvt", "ImageClassification", STAGES | {"num_attention_heads": [1, 2, 2, 4]}, PIXELS),
     ("PoolFormer", "ImageClassification", STAGES, PIXELS),
-    ("Dinat", "ImageClassification", STAGES, PIXELS),
     ("ResNet", "ImageClassification", STAGES | {"embedding_size": 8}, PIXELS),
     ("MobileViT", "ImageClassification", {"image_size": SIDE, "num_labels": CLASSES, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32], "num_attention_heads": 4}, PIXELS),
-    ("LevIt", "ImageClassification", {"image_size": SIDE, "num_labels": CLASSES, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 4], "depths": [1, 1, 1], "key_dim": [4, 4, 4]}, PIXELS),
     ("Wav2Vec2", "SequenceClassification", SPEECH, WAVE),
     ("Hubert", "SequenceClassification", SPEECH, WAVE),
     ("WavLM", "SequenceClassification", SPEECH | {"num_buckets": 8, "max_bucket_distance": 16}, WAVE),
@@ -222,20 +218,20 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
 VISION_TIMM = [
     *("vit_tiny_patch16_224 deit_tiny_patch16_224 beit_base_patch16_224 swin_tiny_patch4_window7_224").split(),
     *("swinv2_tiny_window8_256 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224").split(),
-    *("pvt_v2_b0 twins_svt_small poolformer_s12 convit_tiny coat_lite_tiny crossvit_tiny_240").split(),
-    *("convnext_atto convnextv2_atto convmixer_768_32 edgenext_xx_small efficientformer_l1 fastvit_t8").split(),
+    *("pvt_v2_b0 twins_svt_small poolformer_s12 convit_tiny coat_lite_tiny ").split(),
+    *("convnext_atto convnextv2_atto convmixer_768_32 edgenext_xx_small fastvit_t8").split(),
     *("resnet10t resnet18 resnet26d seresnet18 ecaresnet26t skresnet18 resnest14d regnetx_002 regnety_002").split(),
-    *("nf_resnet26 nfnet_l0 dm_nfnet_f0 resnetv2_50 densenet121 vgg11 vgg11_bn dla34 hrnet_w18_small").split(),
+    *("nf_resnet26 nfnet_l0 resnetv2_50 densenet121 vgg11 vgg11_bn dla34 hrnet_w18_small").split(),
     *("mobilenetv2_050 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 efficientnetv2_rw_t").split(),
     *("tf_efficientnet_lite0 mnasnet_050 ghostnet_050 lcnet_050 tinynet_e repvgg_a0 cspresnet50 darknet53").split(),
-    *("mobileone_s0 rexnet_100 res2net50_14w_8s inception_next_atto levit_128s mobilevit_xxs halonet26t").split(),
+    *("mobileone_s0 rexnet_100 res2net50_14w_8s inception_next_atto levit_128s mobilevit_xxs").split(),
     *("botnet26t_256 lambda_resnet26t eca_botnext26ts_256 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224").split(),
     *("visformer_tiny tiny_vit_5m_224 repvit_m0_9 focalnet_tiny_srf hiera_tiny_224 eva02_tiny_patch14_224").split(),
 ]
 
 VISION_TORCH = ["alexnet", "googlenet", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"]
 VISION_TORCH += ["shufflenet_v2_x0_5", "squeezenet1_1", "mnasnet0_5", "regnet_y_400mf", "swin_t"]
-VISION_TORCH += ["vit_b_32", "convnext_tiny", "maxvit_t", "swin_v2_t", "resnet18", "densenet121"]
+VISION_TORCH += ["vit_b_32", "convnext_tiny", "swin_v2_t", "resnet18", "densenet121"]
 
 ADAPTERS = [
     ("LoraConfig", {"r": 4}),

@@ -27,6 +27,7 @@ from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
+from .row_owners import owners_of
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -148,6 +149,8 @@ class Capture:
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
         self._inconclusive: set[tuple[Any, ...]] = set()
+        self._gathers: dict[tuple[Any, ...], bool] = {}
+        """Whether a use has operands whose rows were gathered, by operation, names and shape."""
         self._apart: set[CapturedOp] = set()
         """Uses of the current samples that a probe has seen, also at sites with others that it has
         not, such as the last of a loop, behind which nothing follows."""
@@ -276,6 +279,7 @@ class Capture:
     def look_again(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
         self._verified.clear()
+        self._gathers.clear()
         self._watch_input = True
         self.graphs.forget()
 
@@ -335,6 +339,9 @@ class Capture:
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
         folded = _fold(rows, batch)
+        owners = self._owners(operation, targets, x, folded)
+        if owners is not None:
+            operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:
             names = ", ".join(t.source.name for t in targets if t is not None)
             raise UnsupportedModule(
@@ -351,7 +358,8 @@ class Capture:
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
         self.recorded = True
         use = CapturedOp(
-            self, operation, tuple(targets), self._ticket, batch, site, saved, first, self.padded
+            *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
+            *(self.padded, rows, owners),
         )
         if self.unscaled and _in_half(x):
             self.has_half = True
@@ -367,6 +375,28 @@ class Capture:
         self.program.note(use, x)
         self.graphs.heard(use)
         return use
+
+    def _owners(
+        self,
+        operation: str,
+        targets: Sequence[GradientTarget | None],
+        x: Tensor,
+        folded: int | None,
+    ) -> Tensor | None:
+        """Return the sample of each row if rows were gathered inside the module, else None.
+
+        The graph is followed where rows cannot be shared out, at a layer's first uses, and ever
+        after where it said so before.
+        """
+        if x.grad_fn is None or not self.batch:
+            return None
+        key = (operation, tuple(t.source.name for t in targets if t is not None), x.dim())
+        known = self._gathers.get(key)
+        if known is False and folded is not None:
+            return None
+        owners = owners_of(x, self.batch, self._ticket)
+        self._gathers[key] = bool(known) or owners is not None
+        return owners
 
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""

@@ -27,6 +27,10 @@ ATTEMPTS = 4
 """Maximum number of samples that are sent backward in turn while a use has only zero gradients."""
 
 
+GATHERED = 32
+"""Maximum number of further samples, of uses that see the rows of some samples only."""
+
+
 INPUT: Site = ("input",)
 """The site of the module's first argument, which is watched until everything is verified."""
 
@@ -98,7 +102,8 @@ class Probe:
         """Check one captured output gradient."""
         if self.idle:
             return
-        rows = g.reshape(self.batch, -1)
+        each = g if use.owners is None else use.per_batch(g)
+        rows = each.reshape(self.batch, -1)
         if self._heard is not None:
             wide = rows.double()
             self._heard.append((use, wide.sum(1), wide.square().sum(1)))
@@ -189,14 +194,31 @@ class Probe:
 
     def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         whole = self._whole(outputs)
-        for attempt in range(min(ATTEMPTS, self.batch)):
-            self.sample = self.batch - 1 - attempt
+        for attempt, sample in enumerate(self._samples()):
+            self.sample = sample
             for number, tensor in enumerate(whole):
                 if attempt == 0 and number and not self.waiting:
                     break
                 yield self._loss(tensor)
             if not self.dull:
                 return
+
+    def _samples(self) -> Iterator[int]:
+        """Yield the samples to send backward: the last ones, and those whose rows a use gathered.
+
+        The caller stops when no use is left.
+        """
+        last = range(self.batch - 1, self.batch - 1 - min(ATTEMPTS, self.batch), -1)
+        tried = set(last)
+        yield from last
+        for _ in range(GATHERED):
+            left = self.fresh & (self.dull | self.waiting)
+            gathered = [set(u.owners.tolist()) - tried for u in left if u.owners is not None]
+            sample = max((max(owners) for owners in gathered if owners), default=None)
+            if sample is None:
+                return
+            tried.add(sample)
+            yield sample
 
     def _loss(self, tensor: Tensor) -> Tensor:
         each = tensor.shape[0] // self.batch
