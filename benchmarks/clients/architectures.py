@@ -166,7 +166,9 @@ def examine(architecture: Architecture) -> Row:
         return dataclasses.replace(row, verdict="refused", says=_short(error))
     try:
         rows = one_by_one(model, inputs)
-        bound = float(torch.stack([sum(g.double().square().sum() for g in r) for r in rows]).median().sqrt())
+        bound = float(
+            torch.stack([sum(g.double().square().sum() for g in r) for r in rows]).median().sqrt()
+        )
     except TooLong:
         raise
     except Exception as error:  # the model itself cannot run on one sample
@@ -214,7 +216,11 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
     """The results as Markdown."""
     libraries = list(dict.fromkeys(row.library for row in rows))
     counts = {lib: Counter(r.verdict for r in rows if r.library == lib) for lib in libraries}
-    verdicts = [v for v in ("right", "refused", "WRONG", "crash", "unusable") if any(r.verdict == v for r in rows)]
+    verdicts = [
+        v
+        for v in ("right", "refused", "WRONG", "crash", "unusable")
+        if any(r.verdict == v for r in rows)
+    ]
     lines = [
         "# Real architectures",
         "",
@@ -225,7 +231,10 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
         "",
         "| library | " + " | ".join(verdicts) + " |",
         "|---|" + "---|" * len(verdicts),
-        *(f"| {lib} | " + " | ".join(str(counts[lib][v]) for v in verdicts) + " |" for lib in libraries),
+        *(
+            f"| {lib} | " + " | ".join(str(counts[lib][v]) for v in verdicts) + " |"
+            for lib in libraries
+        ),
         "",
         "| architecture | what happens |",
         "|---|---|",
@@ -242,12 +251,17 @@ def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     rows = []
     for architecture in architectures():
-        if names and not any(n.lower() in f"{architecture.library}/{architecture.name}".lower() for n in names):
+        if names and not any(
+            n.lower() in f"{architecture.library}/{architecture.name}".lower() for n in names
+        ):
             continue
         start = time.perf_counter()
         row = guarded(architecture, verbose=bool(names))
         took = time.perf_counter() - start
-        print(f"{row.library:13s} {row.name:40s} {took:5.1f}s {row.verdict}: {row.says[: 3000 if names else 260]}", flush=True)
+        print(
+            f"{row.library:13s} {row.name:40s} {took:5.1f}s {row.verdict}: {row.says[: 3000 if names else 260]}",
+            flush=True,
+        )
         rows.append(row)
     print(dict(Counter(row.verdict for row in rows)))
     if names:

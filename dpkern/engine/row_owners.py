@@ -10,7 +10,6 @@ way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,14 +24,11 @@ DEPTH = 64
 _SAME_ROWS = frozenset(
     """Mul Add Sub Div Neg Silu Gelu Relu Tanh Sigmoid Softplus ToCopy Clone Alias MaskedFill
     LeakyRelu Elu Hardswish Hardtanh Pow Clamp ClampMin ClampMax Minimum Maximum NativeDropout
-    Exp Where Contiguous Erf Rsqrt Sqrt""".split()
+    Exp Where Erf Rsqrt Sqrt Unsqueeze Squeeze""".split()
 )
 """Operations whose rows are those of their operands."""
 
-_RESHAPING = frozenset("View UnsafeView ReshapeAlias Unsqueeze Squeeze".split())
-
-# From the rows of an operand to those of the result; None where that cannot be told.
-_Map = Callable[[Any, int], Tensor | None]
+_RESHAPING = frozenset("View UnsafeView ReshapeAlias".split())
 
 
 def owners_of(x: Tensor, batch: int, batch_id: int) -> Tensor | None:
@@ -85,9 +81,7 @@ def _leaves_rows(node: Any) -> bool:
     return dim % len(sizes) != 0
 
 
-def _of_use(
-    use: CapturedOp, rows: int, batch: int, batch_id: int
-) -> tuple[Tensor, bool] | None:
+def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
     if use.batch_id != batch_id or use.rows != rows:
         return None
     if use.owners is not None:
@@ -100,7 +94,10 @@ def _of_use(
 def _reshaped(
     node: Any, rows: int, batch: int, batch_id: int, depth: int
 ) -> tuple[Tensor, bool] | None:
-    before = int(node._saved_self_sym_sizes[0]) if len(node._saved_self_sym_sizes) else 0
+    sizes = list(node._saved_self_sym_sizes)
+    while len(sizes) > 1 and sizes[0] == 1 != rows:
+        del sizes[0]  # a dimension in front of the rows
+    before = int(sizes[0]) if sizes else 0
     if not before or not rows or (rows % before and before % rows):
         return None
     found = _follow(node.next_functions[0][0], before, batch, batch_id, depth - 1)
@@ -119,11 +116,14 @@ def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:
     """Return the indices that picked rows and the number of rows before; None for others."""
     if name not in ("Index", "IndexSelect", "Slice", "Split"):
         return None
-    sizes = node._saved_self_sym_sizes
-    before = int(sizes[0]) if len(sizes) else 0
+    sizes = list(node._saved_self_sym_sizes)
+    indices = list(node._saved_indices) if name == "Index" else []
+    while len(indices) > 1 and indices[0] is None and sizes[0] == 1:
+        del indices[0], sizes[0]  # a dimension in front of the rows
+    before = int(sizes[0]) if sizes else 0
     index = None
     if name == "Index":
-        first, *more = node._saved_indices
+        first, *more = indices
         if first is None or any(t is not None for t in more):
             return None
         if first.dtype == torch.bool:

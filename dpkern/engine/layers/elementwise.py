@@ -44,13 +44,20 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = (a for a in args if not is_private(a))
     (w,) = private
     capture = source_of(w).capture
-    if not _is_data(x, w, capture.batch):
-        return other(func, args, kwargs)
     with without_torch_function():
         shape, dims = tuple(w.shape), w.dim()
     rows = int(x.shape[0]) if x.dim() else 0
-    batch = capture.require_batch("elementwise", ())
     broadcast = x.dim() > dims or (x.dim() == dims and shape[:1] == (1,))
+    if not _is_data(x, w, capture.batch):
+        result = other(func, args, kwargs)
+        many = rows > 1 and capture.batch is not None and rows % max(1, capture.batch) == 0
+        if broadcast and many and is_private(result) and result is not w:
+            source = source_of(result)
+            assert isinstance(source, Expression)
+            # Constants for every window of every sample, perhaps.
+            source.for_samples = lambda: _on_copies(func, args, kwargs, w, rows)
+        return result
+    batch = capture.require_batch("elementwise", ())
     fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
     if not fits:
         apart = with_samples((tuple(args), kwargs))
@@ -63,12 +70,26 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             remedy="Keep the batch first. A term that belongs to no sample (a penalty on the "
             "weights) goes into engine.public() or weight_decay.",
         )
-    copies = expand(w, rows, getattr(func, "__name__", "elementwise").strip("_"))
-    if x.dim() > dims:
-        copies = copies.reshape(rows, *(1,) * (x.dim() - dims - 1), *shape)
-    else:
-        copies = copies.reshape(rows, *shape[1:])
+    return _on_copies(func, args, kwargs, w, rows)
+
+
+def _on_copies(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any], w: Tensor, rows: int
+) -> Any:
+    """Run the operation on a copy of ``w`` for each row of the other operand."""
+    dims = next(a.dim() for a in args if a is not w)
+    copies = _copies(w, rows, dims, getattr(func, "__name__", "elementwise").strip("_"))
     return func(*(copies if a is w else a for a in args), **kwargs)
+
+
+def _copies(w: Tensor, rows: int, dims: int, operation: str) -> Tensor:
+    """Return ``[rows, ...]`` of ``dims`` dimensions, of a ``w`` that is broadcast over the rows."""
+    with without_torch_function():
+        shape = tuple(w.shape)
+    copies = expand(w, rows, operation)
+    if dims > len(shape):
+        return copies.reshape(rows, *(1,) * (dims - len(shape) - 1), *shape)
+    return copies.reshape(rows, *shape[1:])
 
 
 def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
@@ -157,11 +178,8 @@ def _attention(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         shape = tuple(bias.shape)
     if apart is not None and shape[0] == rows:
         (bias,) = apart
-    elif len(shape) < query.dim():
-        bias = expand(bias, rows, "scaled_dot_product_attention")
-        bias = bias.reshape(rows, *(1,) * (query.dim() - len(shape) - 1), *shape)
-    elif shape[0] == 1:
-        bias = expand(bias, rows, "scaled_dot_product_attention").reshape(rows, *shape[1:])
+    elif len(shape) < query.dim() or shape[0] == 1:
+        bias = _copies(bias, rows, query.dim(), "scaled_dot_product_attention")
     else:
         return other(func, args, kwargs)
     return func(query, key, value, bias, *args[4:], **_without(kwargs, names))

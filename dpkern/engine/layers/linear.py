@@ -26,8 +26,8 @@ from ..parameter import (
     without_torch_function,
 )
 from ..per_sample_gradients import ExplicitGradients, LinearGradients
-from ..uses import CapturedOp, GradientTarget
 from ..row_owners import by_sample
+from ..uses import CapturedOp, GradientTarget
 from .expression import check_size, is_constant_operand, slots_in, target_of, whole_target_of
 from .other import other
 
@@ -189,8 +189,8 @@ class _Grouped(torch.autograd.Function):
 
 def _split(rows: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of each expert."""
-    last = [0, *ends.tolist()]
-    return rows.split([b - a for a, b in zip(last, last[1:], strict=False)])
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return torch.split(rows, sizes)
 
 
 def _of_experts(use: CapturedOp, x: Tensor, g: Tensor, ends: Tensor) -> Tensor:
@@ -198,7 +198,9 @@ def _of_experts(use: CapturedOp, x: Tensor, g: Tensor, ends: Tensor) -> Tensor:
     samples = torch.arange(len(x), device=x.device) // max(1, len(x) // max(1, use.batch))
     owners = samples if use.owners is None else use.owners.to(x.device)
     wide = sum_dtype(x.dtype)
-    parts = zip(_split(x.to(wide), ends), _split(g.to(wide), ends), _split(owners, ends), strict=True)
+    parts = zip(
+        _split(x.to(wide), ends), _split(g.to(wide), ends), _split(owners, ends), strict=True
+    )
     each = [
         by_sample(a, of, use.batch).transpose(1, 2) @ by_sample(b, of, use.batch)
         for a, b, of in parts
