@@ -393,39 +393,20 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("CLIPVisionModel", "", VISION, PIXELS),
 ]
 
-VISION_TIMM = [
-    *(
-        "vit_tiny_patch16_224 deit_tiny_patch16_224 beit_base_patch16_224 swin_tiny_patch4_window7_224"
-    ).split(),
-    *(
-        "swinv2_tiny_window8_256 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224"
-    ).split(),
-    *("pvt_v2_b0 twins_svt_small poolformer_s12 convit_tiny coat_lite_tiny ").split(),
-    *("convnext_atto convnextv2_atto convmixer_768_32 edgenext_xx_small fastvit_t8").split(),
-    *(
-        "resnet10t resnet18 resnet26d seresnet18 ecaresnet26t skresnet18 resnest14d regnetx_002 regnety_002"
-    ).split(),
-    *("nf_resnet26 nfnet_l0 resnetv2_50 densenet121 vgg11 vgg11_bn dla34 hrnet_w18_small").split(),
-    *(
-        "mobilenetv2_050 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 efficientnetv2_rw_t"
-    ).split(),
-    *(
-        "tf_efficientnet_lite0 mnasnet_050 ghostnet_050 lcnet_050 tinynet_e repvgg_a0 cspresnet50 darknet53"
-    ).split(),
-    *(
-        "mobileone_s0 rexnet_100 res2net50_14w_8s inception_next_atto levit_128s mobilevit_xxs"
-    ).split(),
-    *(
-        "botnet26t_256 lambda_resnet26t eca_botnext26ts_256 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224"
-    ).split(),
-    *(
-        "visformer_tiny tiny_vit_5m_224 repvit_m0_9 focalnet_tiny_srf hiera_tiny_224 eva02_tiny_patch14_224"
-    ).split(),
-]
+VISION_TIMM = """
+vit_tiny_patch16_224 deit_tiny_patch16_224 swin_tiny_patch4_window7_224 mixer_s32_224
+resmlp_12_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 poolformer_s12
+convit_tiny coat_lite_tiny convnext_atto convnextv2_atto edgenext_xx_small fastvit_t8
+resnet10t resnet18 resnet26d seresnet18 skresnet18 regnetx_002 regnety_002 nf_resnet26
+mobilenetv2_050 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0
+tf_efficientnet_lite0 mnasnet_050 ghostnet_050 lcnet_050 tinynet_e repvgg_a0 rexnet_100
+inception_next_atto levit_128s mobilevit_xxs lambda_resnet26t maxvit_rmlp_pico_rw_256
+visformer_tiny tiny_vit_5m_224 repvit_m0_9 focalnet_tiny_srf eva02_tiny_patch14_224
+""".split()
 
 VISION_TORCH = ["alexnet", "googlenet", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"]
 VISION_TORCH += ["shufflenet_v2_x0_5", "squeezenet1_1", "mnasnet0_5", "regnet_y_400mf", "swin_t"]
-VISION_TORCH += ["vit_b_32", "convnext_tiny", "swin_v2_t", "resnet18", "densenet121"]
+VISION_TORCH += ["vit_b_32", "convnext_tiny", "swin_v2_t", "densenet121"]
 
 ADAPTERS = [
     ("LoraConfig", {"r": 4}),

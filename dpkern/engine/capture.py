@@ -385,6 +385,9 @@ class Capture:
     ) -> Tensor | None:
         """Return the sample of each row if rows were gathered inside the module, else None.
 
+        Raises:
+            UnsupportedModule: the graph said so before, and cannot be followed now.
+
         The graph is followed where rows cannot be shared out, at a layer's first uses, and ever
         after where it said so before.
         """
@@ -394,9 +397,17 @@ class Capture:
         known = self._gathers.get(key)
         if known is False and folded is not None:
             return None
-        owners = owners_of(x, self.batch, self._ticket)
-        self._gathers[key] = bool(known) or owners is not None
-        return owners
+        found = owners_of(x, self.batch, self._ticket)
+        gathered = found is not None and found[1]
+        self._gathers[key] = bool(known) or gathered
+        if known and found is None:
+            raise UnsupportedModule(
+                f"{', '.join(key[1])} in {operation}",
+                expected="rows that can be followed to their samples, as in earlier passes",
+                got="rows that were gathered in another way",
+                remedy="Pick the rows of a batch by indexing, and nothing else, inside the module.",
+            )
+        return found[0] if found is not None and gathered else None
 
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""

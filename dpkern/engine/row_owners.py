@@ -31,15 +31,11 @@ _SAME_ROWS = frozenset(
 _RESHAPING = frozenset("View UnsafeView ReshapeAlias".split())
 
 
-def owners_of(x: Tensor, batch: int, batch_id: int) -> Tensor | None:
-    """Return the sample of each row ``[rows]`` if rows were gathered; None if not, or not known."""
+def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
+    """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
-    found = _follow(x.grad_fn, int(x.shape[0]), batch, batch_id, DEPTH)
-    if found is None:
-        return None
-    owners, gathered = found
-    return owners if gathered else None
+    return _follow(x.grad_fn, int(x.shape[0]), batch, batch_id, DEPTH)
 
 
 def _follow(

@@ -13,7 +13,6 @@ from tests.engine.construct_kit import (
     IMAGE,
     ROWS,
     SEQUENCE,
-    B,
     Construct,
     E,
     Model,
