@@ -89,7 +89,7 @@ def prepare(architecture: Architecture, dtype: torch.dtype) -> tuple[nn.Module, 
     torch.manual_seed(0)
     model = architecture.build().to(dtype).train()
     for part in model.modules():
-        for name in ("p", "drop_prob"):
+        for name in ("p", "drop_prob", "drop_rate"):
             if isinstance(getattr(part, name, None), float):  # dropout, stochastic depth
                 setattr(part, name, 0.0)
     with torch.no_grad():
@@ -275,7 +275,9 @@ def write(new: Row) -> None:
     libraries = ["torch", *dict.fromkeys(row.library for row in rows)]
     versions = {library: metadata.version(library) for library in libraries}
     data = {"versions": versions, "rows": [dataclasses.asdict(row) for row in rows]}
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    made = path.with_suffix(".part")
+    made.write_text(json.dumps(data, indent=1) + "\n")
+    made.replace(path)  # another sweep may read it
     RESULTS.with_suffix(".md").write_text(page(rows, versions))
 
 
