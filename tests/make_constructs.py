@@ -49,6 +49,8 @@ WHY = {
     "batch": "the batch is not the first dimension",
     "its batch": "statistics of the batch",
     "buffer": "a buffer would carry data past the noise",
+    "a change in place": "a tensor made of parameters is changed after it was used",
+    "data that are written": "samples are written into a tensor made of parameters",
 }
 """The words for each short part of a message."""
 

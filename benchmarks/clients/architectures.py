@@ -5,7 +5,7 @@
 
 ``right`` means that every sample's norm and every clipped sum equal those of ordinary autograd, one
 sample at a time. ``WRONG`` and ``crash`` must not happen. A model with batch normalisation goes
-through ``dpkern.fix`` first. Without names, the results go to ``benchmarks/results``.
+through ``dpkern.fix`` first. Each row goes to ``benchmarks/results/architectures``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def prepare(architecture: Architecture, dtype: torch.dtype) -> tuple[nn.Module, 
     torch.manual_seed(0)
     model = architecture.build().to(dtype).train()
     for part in model.modules():
-        for name in ("p", "drop_prob"):
+        for name in ("p", "drop_prob", "drop_rate"):
             if isinstance(getattr(part, name, None), float):  # dropout, stochastic depth
                 setattr(part, name, 0.0)
     with torch.no_grad():
@@ -166,10 +166,12 @@ def examine(architecture: Architecture) -> Row:
         return dataclasses.replace(row, verdict="refused", says=_short(error))
     try:
         rows = one_by_one(model, inputs)
-        bound = float(torch.stack([sum(g.double().square().sum() for g in r) for r in rows]).median().sqrt())
+        bound = float(
+            torch.stack([sum(g.double().square().sum() for g in r) for r in rows]).median().sqrt()
+        )
     except TooLong:
         raise
-    except Exception as error:  # the model itself cannot run on one sample
+    except Exception as error:  # noqa: BLE001 - the model itself cannot run on one sample
         return dataclasses.replace(row, verdict="unusable", says=_short(error))
     try:
         result = captured(model, inputs, bound)
@@ -203,7 +205,7 @@ def guarded(architecture: Architecture, *, verbose: bool) -> Row:
     try:
         with time_limit():
             return examine(architecture)
-    except Exception as error:  # the sweep goes on, and counts it
+    except Exception as error:  # noqa: BLE001 - the sweep goes on, and counts it
         if verbose:
             traceback.print_exc()
         says = f"{type(error).__name__}: {_short(error)}"
@@ -214,18 +216,25 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
     """The results as Markdown."""
     libraries = list(dict.fromkeys(row.library for row in rows))
     counts = {lib: Counter(r.verdict for r in rows if r.library == lib) for lib in libraries}
-    verdicts = [v for v in ("right", "refused", "WRONG", "crash", "unusable") if any(r.verdict == v for r in rows)]
+    verdicts = [
+        v
+        for v in ("right", "refused", "WRONG", "crash", "unusable")
+        if any(r.verdict == v for r in rows)
+    ]
     lines = [
         "# Real architectures",
         "",
-        "One private step's capture on small configurations of real architectures, with random",
-        "weights. *Right*: norms and clipped sums equal those of ordinary autograd, one sample at a",
-        "time. `python -m benchmarks.clients.architectures` makes this page with",
+        "One private step's capture on small configurations of real architectures, with",
+        "random weights. *Right*: norms and clipped sums equal those of ordinary autograd, one",
+        "sample at a time. `python -m benchmarks.clients.architectures` makes this page with",
         ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
         "",
         "| library | " + " | ".join(verdicts) + " |",
         "|---|" + "---|" * len(verdicts),
-        *(f"| {lib} | " + " | ".join(str(counts[lib][v]) for v in verdicts) + " |" for lib in libraries),
+        *(
+            f"| {lib} | " + " | ".join(str(counts[lib][v]) for v in verdicts) + " |"
+            for lib in libraries
+        ),
         "",
         "| architecture | what happens |",
         "|---|---|",
@@ -240,22 +249,35 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
 def main(names: Sequence[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = []
+    rows: list[Row] = []
     for architecture in architectures():
-        if names and not any(n.lower() in f"{architecture.library}/{architecture.name}".lower() for n in names):
+        if names and not any(
+            n.lower() in f"{architecture.library}/{architecture.name}".lower() for n in names
+        ):
             continue
         start = time.perf_counter()
         row = guarded(architecture, verbose=bool(names))
         took = time.perf_counter() - start
-        print(f"{row.library:13s} {row.name:40s} {took:5.1f}s {row.verdict}: {row.says[: 3000 if names else 260]}", flush=True)
+        who = f"{row.library:13s} {row.name:40s} {took:5.1f}s"
+        print(f"{who} {row.verdict}: {row.says}", flush=True)
         rows.append(row)
+        write(row)
     print(dict(Counter(row.verdict for row in rows)))
-    if names:
-        return
+
+
+def write(new: Row) -> None:
+    """Put one row in its place among the committed ones."""
+    path = RESULTS.with_suffix(".json")
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = {(row["library"], row["name"]): Row(**row) for row in old}
+    known[new.library, new.name] = new
+    rows = [known[key] for a in architectures() if (key := (a.library, a.name)) in known]
     libraries = ["torch", *dict.fromkeys(row.library for row in rows)]
     versions = {library: metadata.version(library) for library in libraries}
     data = {"versions": versions, "rows": [dataclasses.asdict(row) for row in rows]}
-    RESULTS.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    made = path.with_suffix(".part")
+    made.write_text(json.dumps(data, indent=1) + "\n")
+    made.replace(path)  # another sweep may read it
     RESULTS.with_suffix(".md").write_text(page(rows, versions))
 
 

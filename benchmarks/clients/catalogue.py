@@ -95,6 +95,7 @@ PAIR = {
 T5 = {**WIDTH, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 T5 = {**T5, "decoder_start_token_id": 0}
 VISION = {**WIDTH, "image_size": SIDE, "patch_size": 16, "num_labels": CLASSES}
+WINDOWS = {"image_size": SIDE, "num_labels": CLASSES}
 STAGES = {
     "image_size": SIDE,
     "num_labels": CLASSES,
@@ -134,33 +135,94 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("Bert", "SequenceClassification", WIDTH | LABELS, TEXT),
     ("Bert", "MaskedLM", WIDTH, TEXT),
     ("Roberta", "SequenceClassification", WIDTH | LABELS, TEXT),
-    ("DistilBert", "SequenceClassification", WIDTH | {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}, TEXT),
+    (
+        "DistilBert",
+        "SequenceClassification",
+        WIDTH | {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2},
+        TEXT,
+    ),
     ("Albert", "SequenceClassification", WIDTH | {"embedding_size": 16}, TEXT),
     ("Electra", "SequenceClassification", WIDTH | {"embedding_size": 16}, TEXT),
-    ("DebertaV2", "SequenceClassification", WIDTH | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}, TEXT),
-    ("DebertaV2", "MaskedLM", WIDTH | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": -1}, TEXT),
-    ("Deberta", "SequenceClassification", WIDTH | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, TEXT),
+    (
+        "DebertaV2",
+        "SequenceClassification",
+        WIDTH
+        | {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+        },
+        TEXT,
+    ),
+    (
+        "DebertaV2",
+        "MaskedLM",
+        WIDTH
+        | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": -1},
+        TEXT,
+    ),
+    (
+        "Deberta",
+        "SequenceClassification",
+        WIDTH | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        TEXT,
+    ),
     ("MPNet", "SequenceClassification", WIDTH, TEXT),
-    ("ModernBert", "SequenceClassification", WIDTH | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4}, TEXT),
-    ("Nystromformer", "SequenceClassification", WIDTH | {"num_landmarks": 5, "segment_means_seq_len": T}, TEXT),
+    (
+        "ModernBert",
+        "SequenceClassification",
+        WIDTH | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4},
+        TEXT,
+    ),
+    (
+        "Nystromformer",
+        "SequenceClassification",
+        WIDTH | {"num_landmarks": 5, "segment_means_seq_len": T},
+        TEXT,
+    ),
     ("FNet", "SequenceClassification", WIDTH, TEXT),
     ("RoFormer", "SequenceClassification", WIDTH | {"embedding_size": 16}, TEXT),
     ("BigBird", "SequenceClassification", WIDTH | {"attention_type": "original_full"}, TEXT),
     ("Longformer", "SequenceClassification", WIDTH | {"attention_window": 4}, TEXT),
-    ("MobileBert", "SequenceClassification", WIDTH | {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16}, TEXT),
+    (
+        "MobileBert",
+        "SequenceClassification",
+        WIDTH | {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16},
+        TEXT,
+    ),
     ("SqueezeBert", "SequenceClassification", WIDTH | {"embedding_size": 32}, TEXT),
-    ("Funnel", "SequenceClassification", WIDTH | {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1], "num_decoder_layers": 1}, TEXT),
-    ("XLNet", "SequenceClassification", WIDTH | {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, TEXT),
-    ("Canine", "SequenceClassification", WIDTH | {"downsampling_rate": 2, "local_transformer_stride": 10}, TEXT),
     ("IBert", "SequenceClassification", WIDTH, TEXT),
-    ("LayoutLM", "SequenceClassification", WIDTH | {"max_2d_position_embeddings": 64}, tokens(bbox=boxes)),
+    (
+        "LayoutLM",
+        "SequenceClassification",
+        WIDTH | {"max_2d_position_embeddings": 64},
+        tokens(bbox=boxes),
+    ),
     ("GPT2", "CausalLM", GPT, TEXT),
-    ("GPTNeo", "CausalLM", WIDTH | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4}, TEXT),
+    (
+        "GPTNeo",
+        "CausalLM",
+        WIDTH
+        | {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+        },
+        TEXT,
+    ),
     ("GPTJ", "CausalLM", GPT | {"rotary_dim": 4}, TEXT),
     ("GPTNeoX", "CausalLM", WIDTH, TEXT),
     ("OPT", "CausalLM", PAIR | {"ffn_dim": 48, "word_embed_proj_dim": 32}, TEXT),
     ("Bloom", "CausalLM", GPT, TEXT),
-    ("Mpt", "CausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": VOCABULARY}, TEXT),
+    (
+        "Mpt",
+        "CausalLM",
+        {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": VOCABULARY},
+        TEXT,
+    ),
     ("Falcon", "CausalLM", WIDTH, TEXT),
     ("CodeGen", "CausalLM", GPT | {"rotary_dim": 4}, TEXT),
     ("Llama", "CausalLM", ROPE, TEXT),
@@ -180,15 +242,62 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("Qwen2Moe", "CausalLM", EXPERTS | {"decoder_sparse_step": 1}, TEXT),
     ("Qwen3Moe", "CausalLM", EXPERTS | {"decoder_sparse_step": 1}, TEXT),
     ("Olmoe", "CausalLM", EXPERTS, TEXT),
-    ("DeepseekV3", "CausalLM", EXPERTS | {"num_key_value_heads": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}, TEXT),
+    (
+        "DeepseekV3",
+        "CausalLM",
+        EXPERTS
+        | {
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "head_dim": 4,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+        TEXT,
+    ),
     ("GptOss", "CausalLM", EXPERTS | {"sliding_window": 4}, TEXT),
     ("Mamba", "CausalLM", WIDTH | {"state_size": 4, "expand": 2, "time_step_rank": 4}, TEXT),
-    ("Mamba2", "CausalLM", WIDTH | {"state_size": 4, "expand": 2, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4}, TEXT),
+    (
+        "Mamba2",
+        "CausalLM",
+        WIDTH
+        | {
+            "state_size": 4,
+            "expand": 2,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 1,
+            "chunk_size": 4,
+        },
+        TEXT,
+    ),
     ("Rwkv", "CausalLM", WIDTH | {"attention_hidden_size": 32}, TEXT),
     ("T5", "ConditionalGeneration", T5, BOTH),
     ("MT5", "ConditionalGeneration", T5, BOTH),
-    ("LongT5", "ConditionalGeneration", T5 | {"local_radius": 3, "encoder_attention_type": "local"}, BOTH),
-    ("SwitchTransformers", "ConditionalGeneration", T5 | {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 64, "router_jitter_noise": 0.0}, BOTH),
+    (
+        "LongT5",
+        "ConditionalGeneration",
+        T5 | {"local_radius": 3, "encoder_attention_type": "local"},
+        BOTH,
+    ),
+    (
+        "SwitchTransformers",
+        "ConditionalGeneration",
+        T5
+        | {
+            "num_experts": 4,
+            "num_sparse_encoder_layers": 1,
+            "num_sparse_decoder_layers": 1,
+            "expert_capacity": 64,
+            "router_jitter_noise": 0.0,
+        },
+        BOTH,
+    ),
     ("Bart", "ConditionalGeneration", PAIR, BOTH),
     ("MBart", "ConditionalGeneration", PAIR, BOTH),
     ("Pegasus", "ConditionalGeneration", PAIR, BOTH),
@@ -197,45 +306,107 @@ TRANSFORMERS: list[tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = [
     ("ViT", "ImageClassification", VISION, PIXELS),
     ("DeiT", "ImageClassification", VISION, PIXELS),
     ("Beit", "ImageClassification", VISION | {"use_relative_position_bias": True}, PIXELS),
-    ("Data2VecVision", "ImageClassification", VISION | {"use_relative_position_bias": True}, PIXELS),
+    (
+        "Data2VecVision",
+        "ImageClassification",
+        VISION | {"use_relative_position_bias": True},
+        PIXELS,
+    ),
     ("Dinov2", "ImageClassification", VISION | {"mlp_ratio": 2}, PIXELS),
-    ("Swin", "ImageClassification", VISION | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
-    ("Swinv2", "ImageClassification", VISION | {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}, PIXELS),
+    (
+        "Swin",
+        "ImageClassification",
+        WINDOWS
+        | {
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+            "patch_size": 4,
+        },
+        PIXELS,
+    ),
+    (
+        "Swinv2",
+        "ImageClassification",
+        WINDOWS
+        | {
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+            "patch_size": 4,
+        },
+        PIXELS,
+    ),
     ("ConvNext", "ImageClassification", STAGES, PIXELS),
     ("ConvNextV2", "ImageClassification", STAGES, PIXELS),
-    ("Segformer", "ImageClassification", STAGES | {"num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16}, PIXELS),
+    (
+        "Segformer",
+        "ImageClassification",
+        STAGES | {"num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16},
+        PIXELS,
+    ),
     ("Pvt", "ImageClassification", STAGES | {"num_attention_heads": [1, 2, 2, 4]}, PIXELS),
     ("PoolFormer", "ImageClassification", STAGES, PIXELS),
-    ("Dinat", "ImageClassification", STAGES, PIXELS),
     ("ResNet", "ImageClassification", STAGES | {"embedding_size": 8}, PIXELS),
-    ("MobileViT", "ImageClassification", {"image_size": SIDE, "num_labels": CLASSES, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32], "num_attention_heads": 4}, PIXELS),
-    ("LevIt", "ImageClassification", {"image_size": SIDE, "num_labels": CLASSES, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 4], "depths": [1, 1, 1], "key_dim": [4, 4, 4]}, PIXELS),
+    (
+        "MobileViT",
+        "ImageClassification",
+        {
+            "image_size": SIDE,
+            "num_labels": CLASSES,
+            "hidden_sizes": [16, 24, 32],
+            "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32],
+            "num_attention_heads": 4,
+        },
+        PIXELS,
+    ),
     ("Wav2Vec2", "SequenceClassification", SPEECH, WAVE),
     ("Hubert", "SequenceClassification", SPEECH, WAVE),
-    ("WavLM", "SequenceClassification", SPEECH | {"num_buckets": 8, "max_bucket_distance": 16}, WAVE),
-    ("ASTModel", "", WIDTH | {"num_mel_bins": 16, "max_length": 24, "patch_size": 8, "frequency_stride": 8, "time_stride": 8}, floats("input_values", 24, 16)),
-    ("Whisper", "ConditionalGeneration", PAIR | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 16}, lambda: {"input_features": torch.randn(B, 8, 24), "decoder_input_ids": targets()}),
+    (
+        "WavLM",
+        "SequenceClassification",
+        SPEECH | {"num_buckets": 8, "max_bucket_distance": 16},
+        WAVE,
+    ),
+    (
+        "ASTModel",
+        "",
+        WIDTH
+        | {
+            "num_mel_bins": 16,
+            "max_length": 24,
+            "patch_size": 8,
+            "frequency_stride": 8,
+            "time_stride": 8,
+        },
+        floats("input_values", 24, 16),
+    ),
+    (
+        "Whisper",
+        "ConditionalGeneration",
+        PAIR | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 16},
+        lambda: {"input_features": torch.randn(B, 8, 24), "decoder_input_ids": targets()},
+    ),
     ("CLIPTextModel", "", WIDTH, TEXT),
     ("CLIPVisionModel", "", VISION, PIXELS),
 ]
 
-VISION_TIMM = [
-    *("vit_tiny_patch16_224 deit_tiny_patch16_224 beit_base_patch16_224 swin_tiny_patch4_window7_224").split(),
-    *("swinv2_tiny_window8_256 mixer_s32_224 resmlp_12_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224").split(),
-    *("pvt_v2_b0 twins_svt_small poolformer_s12 convit_tiny coat_lite_tiny crossvit_tiny_240").split(),
-    *("convnext_atto convnextv2_atto convmixer_768_32 edgenext_xx_small efficientformer_l1 fastvit_t8").split(),
-    *("resnet10t resnet18 resnet26d seresnet18 ecaresnet26t skresnet18 resnest14d regnetx_002 regnety_002").split(),
-    *("nf_resnet26 nfnet_l0 dm_nfnet_f0 resnetv2_50 densenet121 vgg11 vgg11_bn dla34 hrnet_w18_small").split(),
-    *("mobilenetv2_050 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0 efficientnetv2_rw_t").split(),
-    *("tf_efficientnet_lite0 mnasnet_050 ghostnet_050 lcnet_050 tinynet_e repvgg_a0 cspresnet50 darknet53").split(),
-    *("mobileone_s0 rexnet_100 res2net50_14w_8s inception_next_atto levit_128s mobilevit_xxs halonet26t").split(),
-    *("botnet26t_256 lambda_resnet26t eca_botnext26ts_256 maxvit_rmlp_pico_rw_256 coatnet_pico_rw_224").split(),
-    *("visformer_tiny tiny_vit_5m_224 repvit_m0_9 focalnet_tiny_srf hiera_tiny_224 eva02_tiny_patch14_224").split(),
-]
+VISION_TIMM = """
+vit_tiny_patch16_224 deit_tiny_patch16_224 swin_tiny_patch4_window7_224 mixer_s32_224
+resmlp_12_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 poolformer_s12
+convit_tiny coat_lite_tiny convnext_atto convnextv2_atto edgenext_xx_small fastvit_t8
+resnet10t resnet18 resnet26d seresnet18 skresnet18 regnetx_002 regnety_002 nf_resnet26
+mobilenetv2_050 mobilenetv3_small_050 mobilenetv4_conv_small efficientnet_b0
+tf_efficientnet_lite0 mnasnet_050 ghostnet_050 lcnet_050 tinynet_e repvgg_a0 rexnet_100
+inception_next_atto levit_128s mobilevit_xxs lambda_resnet26t maxvit_rmlp_pico_rw_256
+visformer_tiny tiny_vit_5m_224 repvit_m0_9 focalnet_tiny_srf eva02_tiny_patch14_224
+""".split()
 
 VISION_TORCH = ["alexnet", "googlenet", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"]
 VISION_TORCH += ["shufflenet_v2_x0_5", "squeezenet1_1", "mnasnet0_5", "regnet_y_400mf", "swin_t"]
-VISION_TORCH += ["vit_b_32", "convnext_tiny", "maxvit_t", "swin_v2_t", "resnet18", "densenet121"]
+VISION_TORCH += ["vit_b_32", "convnext_tiny", "swin_v2_t", "densenet121"]
 
 ADAPTERS = [
     ("LoraConfig", {"r": 4}),
@@ -285,6 +456,8 @@ def _of_transformers(kind: str, head: str, options: dict[str, Any]) -> nn.Module
     if head == "CausalLM" and not hasattr(transformers, name):
         name = f"{kind}LMHeadModel"
     made: nn.Module = getattr(transformers, name)(config)
+    if kind in ("Hubert", "WavLM"):
+        made.freeze_feature_encoder()  # as in fine-tuning; Wav2Vec2 is tried without
     return made
 
 

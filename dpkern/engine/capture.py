@@ -27,6 +27,7 @@ from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
+from .row_owners import owners_of
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -148,6 +149,11 @@ class Capture:
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
         self._inconclusive: set[tuple[Any, ...]] = set()
+        self._gathers: dict[tuple[Any, ...], bool] = {}
+        """Whether a use has operands whose rows were gathered, by operation, names and shape."""
+        self._apart: set[CapturedOp] = set()
+        """Uses of the current samples that a probe has seen, also at sites with others that it has
+        not, such as the last of a loop, behind which nothing follows."""
         self._fresh: list[CapturedOp] = []
         self._watch_input = True
         self._watch_node: Any = None
@@ -274,6 +280,7 @@ class Capture:
     def look_again(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
         self._verified.clear()
+        self._gathers.clear()
         self._watch_input = True
         self.graphs.forget()
 
@@ -333,6 +340,9 @@ class Capture:
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
         folded = _fold(rows, batch)
+        owners = self._owners(operation, targets, x, folded)
+        if owners is not None:
+            operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:
             names = ", ".join(t.source.name for t in targets if t is not None)
             raise UnsupportedModule(
@@ -349,7 +359,8 @@ class Capture:
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
         self.recorded = True
         use = CapturedOp(
-            self, operation, tuple(targets), self._ticket, batch, site, saved, first, self.padded
+            *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
+            *(self.padded, rows, owners),
         )
         if self.unscaled and _in_half(x):
             self.has_half = True
@@ -366,6 +377,39 @@ class Capture:
         self.graphs.heard(use)
         return use
 
+    def _owners(
+        self,
+        operation: str,
+        targets: Sequence[GradientTarget | None],
+        x: Tensor,
+        folded: int | None,
+    ) -> Tensor | None:
+        """Return the sample of each row if rows were gathered inside the module, else None.
+
+        Raises:
+            UnsupportedModule: the graph said so before, and cannot be followed now.
+
+        The graph is followed where rows cannot be shared out, at a layer's first uses, and ever
+        after where it said so before.
+        """
+        if x.grad_fn is None or not self.batch:
+            return None
+        key = (operation, tuple(t.source.name for t in targets if t is not None), x.dim())
+        known = self._gathers.get(key)
+        if known is False and folded is not None:
+            return None
+        found = owners_of(x, self.batch, self._ticket)
+        gathered = found is not None and found[1]
+        self._gathers[key] = bool(known) or gathered
+        if known and found is None:
+            raise UnsupportedModule(
+                f"{', '.join(key[1])} in {operation}",
+                expected="rows that can be followed to their samples, as in earlier passes",
+                got="rows that were gathered in another way",
+                remedy="Pick the rows of a batch by indexing, and nothing else, inside the module.",
+            )
+        return found[0] if found is not None and gathered else None
+
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""
         if any(tensor is argument for argument in self._inputs):
@@ -375,7 +419,8 @@ class Capture:
 
     def verified(self, use: CapturedOp) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
-        return use.batch < 2 or use.site in self._verified or use.site in self._inconclusive
+        known = use.site in self._verified or use.site in self._inconclusive
+        return known or use.batch < 2 or use in self._apart
 
     def forget_inputs(self) -> None:
         """Release the arguments of the last pass, so that the next one can use their memory."""
@@ -542,6 +587,7 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
+            self._apart |= probe.seen_uses
             self._inconclusive = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
         self.report(error)
@@ -672,6 +718,7 @@ class Capture:
         self.program.next_samples()
         self._ticket += 1
         self._inconclusive = set()
+        self._apart.clear()
         self.has_half = False
         self.budget.activations = 0
         if self.recorded:

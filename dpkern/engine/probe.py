@@ -30,6 +30,8 @@ After the first one they are those that reach such uses, as a pass of all sample
 sequences only long samples reach the uses of late time steps.
 """
 
+GATHERED = 32
+"""The same where a use sees the rows of some samples only: few of them may reach it."""
 
 INPUT: Site = ("input",)
 """The site of the module's first argument, which is watched until everything is verified."""
@@ -92,6 +94,11 @@ class Probe:
         return self._seen & self._inconclusive - self._open
 
     @property
+    def seen_uses(self) -> set[CapturedOp]:
+        """The uses themselves that keep the samples apart."""
+        return {use for use in self.fresh & self._told if use.site not in self._inconclusive}
+
+    @property
     def _open(self) -> set[Site]:
         return {key.site if key in self.fresh else key for key in self.dull}
 
@@ -99,7 +106,8 @@ class Probe:
         """Check one captured output gradient."""
         if self.idle:
             return
-        rows = g.reshape(self.batch, -1)
+        each = g if use.owners is None else use.per_batch(g)
+        rows = each.reshape(self.batch, -1)
         if self._heard is not None:
             wide = rows.double()
             self._heard.append((use, wide.sum(1), wide.square().sum(1)))
@@ -211,7 +219,8 @@ class Probe:
         every = torch.ones(self.batch, dtype=torch.bool)
         yield torch.stack([self._weighted(t, every, 1.0) for t in whole]).sum()
         self._reach = None
-        for _ in range(min(ATTEMPTS, self.batch) - 1):
+        gathered = any(use.owners is not None for use in self.fresh & self.dull)
+        for _ in range(min(GATHERED if gathered else ATTEMPTS - 1, self.batch - 1)):
             left = [mask for key, mask in reach.items() if key in self.dull]
             counts = torch.stack(left).sum(0) if left else every * 0
             if not int(counts.max()):

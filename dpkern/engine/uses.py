@@ -13,6 +13,7 @@ from ..privacy.mechanisms.release import ReleaseMap
 from .in_graph import TappedUse
 from .operands import refuse_change, versions_of
 from .per_sample_gradients import PerSampleGradients
+from .row_owners import by_sample
 
 if TYPE_CHECKING:
     from .capture import Capture
@@ -118,6 +119,10 @@ class CapturedOp:
     """Whether its input is the module's, watched for the probe alone."""
     padded: int = 0
     """Number of its samples that are rows of zeros and fill the batch up."""
+    rows: int = 0
+    """Number of rows of its operand."""
+    owners: Tensor | None = None
+    """The sample of each row ``[rows]``, where rows were gathered; None if samples follow."""
 
     @property
     def names(self) -> str:
@@ -177,5 +182,10 @@ class CapturedOp:
             squares = torch.zeros_like(squares)
 
     def per_batch(self, tensor: Tensor) -> Tensor:
-        """Reshape ``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
+        """Reshape ``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other.
+
+        Gathered rows are brought together, with zeros where a sample has fewer.
+        """
+        if self.owners is not None:
+            return by_sample(tensor, self.owners, self.batch)
         return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]

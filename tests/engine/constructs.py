@@ -6,11 +6,18 @@ a loss per sample, and what must happen: ``correct``, or one typed error.
 
 from __future__ import annotations
 
+from tests.engine.construct_architectures import ARCHITECTURES, ARCHITECTURES_REFUSED
 from tests.engine.construct_custom import CUSTOM
 from tests.engine.construct_kit import Construct, Refused
 from tests.engine.construct_layers import LAYERS
 from tests.engine.construct_refused import REFUSED
 
-CONSTRUCTS: list[Construct] = [*LAYERS, *CUSTOM, *REFUSED]
+CONSTRUCTS: list[Construct] = [
+    *LAYERS,
+    *CUSTOM,
+    *ARCHITECTURES,
+    *REFUSED,
+    *ARCHITECTURES_REFUSED,
+]
 
 __all__ = ["CONSTRUCTS", "Construct", "Refused"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +152,21 @@ def test_what_does_not_show_a_change_is_walked_every_time(held: str, model: Mode
     finally:
         if held == "state":
             del type(model).get_extra_state  # type: ignore[misc]
+
+
+class Maker(OrderedDict[str, Any]):
+    """A table whose [] makes what it names, as in transformers."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+def test_a_table_that_makes_what_it_names_keeps_the_names(model: Model) -> None:
+    model.table = Maker(relu=nn.ReLU)
+    before = Snapshot(model)
+    model.scale = 1.5
+    after = Snapshot(model)
+    assert before.changes(after) == {"scale"}
+    model.table["more"] = nn.Tanh
+    before.restore(Snapshot(model))
+    assert list(model.table.items()) == [("relu", nn.ReLU)]

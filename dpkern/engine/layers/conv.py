@@ -117,7 +117,7 @@ def _arrive(use: CapturedOp, x: Tensor, weight: Tensor, g: Tensor) -> None:
 def _record(
     use: CapturedOp, x: Tensor, g: Tensor, kernel_size: Ints, geometry: dict[str, Any]
 ) -> ConvolutionGradients | ExplicitGradients:
-    if x.shape[0] == use.batch:
+    if x.shape[0] == use.batch and use.owners is None:
         return ConvolutionGradients(x, g, kernel_size, geometry)
     # Several images of one sample: their gradients add up.
     each = ConvolutionGradients(x, g, kernel_size, geometry).per_sample()

@@ -18,7 +18,7 @@ from ..parameter import (
     source_of,
     without_torch_function,
 )
-from .expression import is_buffer, looks_like_samples, slots_in
+from .expression import Expression, is_buffer, looks_like_samples, of, slots_in, with_samples
 from .generic import expand
 from .other import other
 
@@ -44,15 +44,25 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = (a for a in args if not is_private(a))
     (w,) = private
     capture = source_of(w).capture
-    if not _is_data(x, w, capture.batch):
-        return other(func, args, kwargs)
     with without_torch_function():
         shape, dims = tuple(w.shape), w.dim()
     rows = int(x.shape[0]) if x.dim() else 0
-    batch = capture.require_batch("elementwise", ())
     broadcast = x.dim() > dims or (x.dim() == dims and shape[:1] == (1,))
+    if not _is_data(x, w, capture.batch):
+        result = other(func, args, kwargs)
+        many = rows > 1 and capture.batch is not None and rows % max(1, capture.batch) == 0
+        if broadcast and many and is_private(result) and result is not w:
+            source = source_of(result)
+            assert isinstance(source, Expression)
+            # Constants for every window of every sample, perhaps.
+            source.for_samples = lambda: _on_copies(func, args, kwargs, w, rows)
+        return result
+    batch = capture.require_batch("elementwise", ())
     fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
     if not fits:
+        apart = with_samples((tuple(args), kwargs))
+        if apart is not None:
+            return func(*apart[0], **apart[1])
         raise refuse(
             func,
             slots_in(args),
@@ -60,12 +70,26 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             remedy="Keep the batch first. A term that belongs to no sample (a penalty on the "
             "weights) goes into engine.public() or weight_decay.",
         )
-    copies = expand(w, rows, getattr(func, "__name__", "elementwise").strip("_"))
-    if x.dim() > dims:
-        copies = copies.reshape(rows, *(1,) * (x.dim() - dims - 1), *shape)
-    else:
-        copies = copies.reshape(rows, *shape[1:])
+    return _on_copies(func, args, kwargs, w, rows)
+
+
+def _on_copies(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any], w: Tensor, rows: int
+) -> Any:
+    """Run the operation on a copy of ``w`` for each row of the other operand."""
+    dims = next(a.dim() for a in args if a is not w)
+    copies = _copies(w, rows, dims, getattr(func, "__name__", "elementwise").strip("_"))
     return func(*(copies if a is w else a for a in args), **kwargs)
+
+
+def _copies(w: Tensor, rows: int, dims: int, operation: str) -> Tensor:
+    """Return ``[rows, ...]`` of ``dims`` dimensions, of a ``w`` that is broadcast over the rows."""
+    with without_torch_function():
+        shape = tuple(w.shape)
+    copies = expand(w, rows, operation)
+    if dims > len(shape):
+        return copies.reshape(rows, *(1,) * (dims - len(shape) - 1), *shape)
+    return copies.reshape(rows, *shape[1:])
 
 
 def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
@@ -112,12 +136,57 @@ def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with without_torch_function():
         shape = tuple(w.shape)
     front = len(sizes) - len(shape)
+    if not kwargs and front == 0 and shape and sizes[0] == source_of(w).capture.batch:
+        return _repeated_first(w, shape, sizes)
     if kwargs or front < 0 or (front == 0 and (not shape or shape[0] != 1)):
         return other(func, args, kwargs)
     spread = w.expand(*sizes[: max(1, front)], *shape[0 if front else 1 :])
     if is_private(spread):
         return other(func, args, kwargs)
     return spread.repeat(*(1,) * max(1, front), *sizes[max(1, front) :])
+
+
+def _repeated_first(w: Tensor, shape: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """Repeat ``w`` along its first dimension as often as there are samples.
+
+    Only its use tells whether that means them: rows of heads by sample, say.
+    """
+    with without_torch_function():
+        result = w.repeat(*sizes)
+    repeated: Tensor = of(Tensor.repeat, (w,), {}, result)
+    source = source_of(repeated)
+    assert isinstance(source, Expression)
+
+    def for_samples() -> Tensor:
+        copies = expand(w, sizes[0], "repeat")
+        return copies.repeat(1, 1, *sizes[1:]).flatten(0, 1) if shape else copies
+
+    source.for_samples = for_samples
+    return repeated
+
+
+@rule(F.scaled_dot_product_attention)
+def _attention(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Give each sample its copy of a trained bias, which is added to the scores."""
+    names = ("query", "key", "value", "attn_mask")
+    query, key, value, bias = arguments(names, args, kwargs)
+    if not is_private(bias) or any(is_private(t) for t in (query, key, value)):
+        return other(func, args, kwargs)
+    apart = with_samples((bias,))
+    rows = int(query.shape[0])
+    with without_torch_function():
+        shape = tuple(bias.shape)
+    if apart is not None and shape[0] == rows:
+        (bias,) = apart
+    elif len(shape) < query.dim() or shape[0] == 1:
+        bias = _copies(bias, rows, query.dim(), "scaled_dot_product_attention")
+    else:
+        return other(func, args, kwargs)
+    return func(query, key, value, bias, *args[4:], **_without(kwargs, names))
+
+
+def _without(kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name not in names}
 
 
 @rule(torch.tile, Tensor.tile)

@@ -84,6 +84,10 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         assert isinstance(source, expression.Expression)
         if isinstance(weight, PrivateParameter):
             source.looked_up = (ids, rows, padding_idx)
+        if ids.dim() > 1 and ids.shape[0] == capture.batch and ids.stride(0) == 0:
+            # Expanded over the samples, perhaps.
+            own = {"padding_idx": padding_idx}
+            source.for_samples = lambda: F.embedding(ids.clone(), weight, **own)
         return shared
     use = capture.use("embedding", (target,), ids, rows=rows, padding_idx=padding_idx)
     return applied(_Embedding, capture.anchor, use, ids, plain(weight))

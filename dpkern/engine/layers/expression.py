@@ -21,6 +21,7 @@ from ..parameter import (
     is_private,
     plain,
     refuse,
+    replaced,
     rule,
     source_of,
     tensors_in,
@@ -45,6 +46,9 @@ class Expression(GradientSource):
         """The target in the parameter, if this is a part of one or its transpose."""
         self.looked_up: tuple[Tensor, int, int | None] | None = None
         """The ids, rows and padding index of an embedding of ids that all samples share."""
+        self.for_samples: Callable[[], Tensor] | None = None
+        """Makes the same tensor with a part for each sample, if its first dimension may be that of
+        the samples because something was repeated so often; None for other tensors."""
         self.capture.expressions.append(self)
         self.capture.recorded = True
 
@@ -133,6 +137,8 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return True
     if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
         return False
+    if _is_identity(tensor) and not source_of(private[0]).capture.given(tensor):
+        return False
     if batch == 1:  # everything is the one sample's; constants do no harm as data
         return True
     with without_torch_function():
@@ -178,6 +184,7 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
         if not result.requires_grad:
             return result
         expression = Expression(result, name, slots)
+        expression.for_samples = _again_for_samples(func, args, kwargs)
         expression.view = _view_of(result, slots)
         if expression.view is None:
             for slot in slots:
@@ -194,6 +201,47 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
         got=f"a {type(result).__name__}",
         remedy="Write the operation with functions that return tensors.",
     )
+
+
+def with_samples(tree: Any) -> Any:
+    """Return the same arguments with a part for each sample where a tensor can have one.
+
+    None if there is no such tensor.
+    """
+    found = [t for t in tensors_in(tree) if _spread(t) is not None]
+    for tensor in found:
+        make = _spread(tensor)
+        assert make is not None
+        tree = replaced(tree, tensor, make())
+    return tree if found else None
+
+
+def _spread(tensor: Tensor) -> Callable[[], Tensor] | None:
+    source = source_of(tensor) if is_private(tensor) else None
+    return source.for_samples if isinstance(source, Expression) else None
+
+
+def _again_for_samples(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[[], Tensor] | None:
+    """Return what runs the operation again with a part for each sample, if it can have one."""
+    everything = (tuple(args), kwargs)
+    private = [t for t in tensors_in(everything) if is_private(t)]
+    batch = source_of(private[0]).capture.batch or 0
+    constants = [t for t in tensors_in(everything) if not is_private(t)]
+    repeated = [t for t in constants if batch > 1 and t.dim() and t.shape[0] == batch]
+    repeated = [t for t in repeated if t.stride(0) == 0]
+    if not repeated and all(_spread(t) is None for t in private):
+        return None
+
+    def again() -> Tensor:
+        tree = with_samples(everything) or everything
+        for constant in repeated:
+            tree = replaced(tree, constant, constant.clone())  # no longer a buffer
+        result: Tensor = func(*tree[0], **tree[1])
+        return result
+
+    return again
 
 
 @rule(Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as)

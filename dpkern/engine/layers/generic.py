@@ -17,7 +17,14 @@ from ...ops.clip import sum_dtype
 from ..parameter import applied, differentiable_once, is_private, refuse, source_of, tensors_in
 from ..per_sample_gradients import ExplicitGradients
 from ..uses import CapturedOp
-from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
+from .expression import (
+    check_size,
+    looks_like_samples,
+    slots_in,
+    values,
+    whole_target_of,
+    with_samples,
+)
 
 
 class _Expand(torch.autograd.Function):
@@ -59,6 +66,9 @@ def per_sample(
     Raises:
         UnsupportedModule: arguments or results without a batch dimension.
     """
+    apart = with_samples((tuple(args), kwargs))
+    if apart is not None:
+        return func(*apart[0], **apart[1])
     slots = slots_in((args, kwargs))
     operation = getattr(func, "__name__", str(func))
     remedy = (

@@ -20,13 +20,15 @@ from ..parameter import (
     is_constant,
     is_private,
     plain,
+    refuse,
     rule,
     source_of,
     without_torch_function,
 )
 from ..per_sample_gradients import ExplicitGradients, LinearGradients
+from ..row_owners import by_sample
 from ..uses import CapturedOp, GradientTarget
-from .expression import is_constant_operand, target_of, whole_target_of
+from .expression import check_size, is_constant_operand, slots_in, target_of, whole_target_of
 from .other import other
 
 Function = Callable[..., Any]
@@ -158,3 +160,70 @@ def _addmm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not is_private(x) and is_constant(w, bias) and bias.dim() == 1:
             return linear(x, w.t(), bias, operation="addmm")
     return other(func, args, kwargs)
+
+
+class _Grouped(torch.autograd.Function):
+    """Rows ``x [N, d]`` times the weight of their expert, ``weight [E, d, p]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor, ends: Tensor
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, ends)
+        return fresh(torch.cat([r @ w for r, w in zip(_split(x, ends), weight, strict=True)]))
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, ends = ctx.saved_tensors
+        use: CapturedOp = ctx.use
+        if g is None:
+            return (None,) * 5
+        if use.wants(g):
+            use.arrive(0, ExplicitGradients(_of_experts(use, x, g, ends)))
+        gx = torch.cat([r @ w.t() for r, w in zip(_split(g, ends), weight, strict=True)])
+        return None, None, gx, None, None
+
+
+def _split(rows: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows of each expert."""
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return torch.split(rows, sizes)
+
+
+def _of_experts(use: CapturedOp, x: Tensor, g: Tensor, ends: Tensor) -> Tensor:
+    """Return each sample's gradients of all experts' weights, ``[B, E, d, p]``."""
+    samples = torch.arange(len(x), device=x.device) // max(1, len(x) // max(1, use.batch))
+    owners = samples if use.owners is None else use.owners.to(x.device)
+    wide = sum_dtype(x.dtype)
+    parts = zip(
+        _split(x.to(wide), ends), _split(g.to(wide), ends), _split(owners, ends), strict=True
+    )
+    each = [
+        by_sample(a, of, use.batch).transpose(1, 2) @ by_sample(b, of, use.batch)
+        for a, b, of in parts
+    ]
+    return torch.stack(each, dim=1)
+
+
+@rule(*(f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f))
+def _grouped(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Compute the experts of a mixture, each on the rows that were sorted to it."""
+    names = ("mat_a", "mat_b", "offs", "bias", "out_dtype")
+    x, weight, ends, bias, dtype = arguments(names, args, kwargs)
+    whole = not is_private(x) and x.dim() == 2 and weight.dim() == 3
+    if not whole or ends is None or bias is not None or dtype is not None:
+        return other(func, args, kwargs)
+    if int(ends[-1]) != len(x):
+        raise refuse(
+            func,
+            slots_in((args, kwargs)),
+            got="rows that belong to no expert",
+            remedy="Leave rows without an expert out.",
+        )
+    capture = source_of(weight).capture
+    check_size(source_of(weight), (capture.batch or 0) * weight.numel())
+    use = capture.use("grouped_mm", (whole_target_of(weight),), x)
+    return applied(_Grouped, capture.anchor, use, x, plain(weight), ends)

@@ -1,0 +1,151 @@
+"""Find which sample each row of an operand belongs to, where rows were gathered inside the module.
+
+A mixture of experts sorts its tokens by expert, a mask picks some of them, a batch is split in two.
+Autograd's graph says how: it holds the indices. They are followed back to the operand of a captured
+operation, whose rows are known. What is not listed here is not followed, and the first dimension is
+then taken to be the batch, as ever. The probe of the batch dimension looks at either in the same
+way.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .uses import CapturedOp
+
+DEPTH = 64
+"""Maximum number of operations that are followed back."""
+
+_SAME_ROWS = frozenset(
+    """Mul Add Sub Div Neg Silu Gelu Relu Tanh Sigmoid Softplus ToCopy Clone Alias MaskedFill
+    LeakyRelu Elu Hardswish Hardtanh Pow Clamp ClampMin ClampMax Minimum Maximum NativeDropout
+    Exp Where Erf Rsqrt Sqrt Unsqueeze Squeeze""".split()
+)
+"""Operations whose rows are those of their operands."""
+
+_RESHAPING = frozenset("View UnsafeView ReshapeAlias".split())
+
+
+def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
+    """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
+    if x.grad_fn is None or x.dim() == 0 or batch < 1:
+        return None
+    return _follow(x.grad_fn, int(x.shape[0]), batch, batch_id, DEPTH)
+
+
+def _follow(
+    node: Any, rows: int, batch: int, batch_id: int, depth: int
+) -> tuple[Tensor, bool] | None:
+    """Return the samples of a node's rows, and whether rows were gathered on the way."""
+    if node is None or depth == 0:
+        return None
+    use: CapturedOp | None = getattr(node, "use", None)
+    if use is not None:
+        return _of_use(use, rows, batch, batch_id)
+    name = re.sub(r"Backward\d*$", "", node.name().removeprefix("_"))
+    if name in _RESHAPING:
+        return _reshaped(node, rows, batch, batch_id, depth)
+    picked = _picked(node, name, rows)
+    if picked is not None:
+        index, before = picked
+        found = _follow(node.next_functions[0][0], before, batch, batch_id, depth - 1)
+        return None if found is None else (found[0][index.to(found[0].device)], True)
+    if name in _SAME_ROWS or (name in _OF_A_DIMENSION and _leaves_rows(node)):
+        for following, _ in node.next_functions:
+            found = _follow(following, rows, batch, batch_id, depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+_OF_A_DIMENSION = frozenset(("Split", "Slice", "Softmax", "SplitWithSizes", "Select"))
+
+
+def _leaves_rows(node: Any) -> bool:
+    """Whether the operation runs along another dimension than the first."""
+    dim = int(node._saved_dim)
+    if dim >= 1 << 63:
+        dim -= 1 << 64  # autograd shows a negative number as an unsigned one
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        sizes = node._saved_result.shape
+    return dim % len(sizes) != 0
+
+
+def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
+    if use.batch_id != batch_id or use.rows != rows:
+        return None
+    if use.owners is not None:
+        return use.owners, True
+    if rows % batch:
+        return None
+    return torch.arange(rows) // (rows // batch), False
+
+
+def _reshaped(
+    node: Any, rows: int, batch: int, batch_id: int, depth: int
+) -> tuple[Tensor, bool] | None:
+    sizes = list(node._saved_self_sym_sizes)
+    while len(sizes) > 1 and sizes[0] == 1 != rows:
+        del sizes[0]  # a dimension in front of the rows
+    before = int(sizes[0]) if sizes else 0
+    if not before or not rows or (rows % before and before % rows):
+        return None
+    found = _follow(node.next_functions[0][0], before, batch, batch_id, depth - 1)
+    if found is None or rows == before:
+        return found
+    owners, gathered = found
+    if rows > before:
+        return owners.repeat_interleave(rows // before), gathered
+    together = owners.view(rows, before // rows)
+    if not bool((together == together[:, :1]).all()):
+        return None
+    return together[:, 0], gathered
+
+
+def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:
+    """Return the indices that picked rows and the number of rows before; None for others."""
+    if name not in ("Index", "IndexSelect", "Slice", "Split"):
+        return None
+    sizes = list(node._saved_self_sym_sizes)
+    indices = list(node._saved_indices) if name == "Index" else []
+    while len(indices) > 1 and indices[0] is None and sizes[0] == 1:
+        del indices[0], sizes[0]  # a dimension in front of the rows
+    before = int(sizes[0]) if sizes else 0
+    index = None
+    if name == "Index":
+        first, *more = indices
+        if first is None or any(t is not None for t in more):
+            return None
+        if first.dtype == torch.bool:
+            # A mask of several dimensions tells the row by its first one.
+            index = first.nonzero()[:, 0]
+        elif first.dim() == 1:
+            index = first.remainder(before) if before else None
+    elif name == "IndexSelect" and node._saved_dim == 0:
+        index = node._saved_index
+    elif name == "Slice" and node._saved_dim == 0:
+        parts = slice(node._saved_start, min(node._saved_end, before), node._saved_step)
+        index = torch.arange(before)[parts]
+    if index is None or index.dim() != 1 or len(index) != rows:
+        return None
+    return index.detach().long().cpu(), before
+
+
+def by_sample(tensor: Tensor, owners: Tensor, batch: int) -> Tensor:
+    """Return ``[rows, ...] -> [B, most, ...]``: each sample's rows, filled up with zeros."""
+    owners = owners.to(tensor.device)
+    order = owners.argsort(stable=True)
+    counts = torch.bincount(owners, minlength=batch)
+    first = counts.cumsum(0) - counts
+    most = max(1, int(counts.max())) if batch else 1
+    made = tensor.new_zeros((batch, most, *tensor.shape[1:]))
+    sorted_owners = owners[order]
+    place = torch.arange(len(owners), device=tensor.device) - first[sorted_owners]
+    made[sorted_owners, place] = tensor[order]
+    return made
