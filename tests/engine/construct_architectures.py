@@ -67,10 +67,10 @@ def reflections(m: Model, x: Tensor) -> Tensor:
 
 def rotation(m: Model, x: Tensor) -> Tensor:
     """OFT: a skew-symmetric matrix whose upper half is written into zeros."""
-    skew = torch.zeros(E, E, dtype=x.dtype)
+    skew = torch.zeros(E, E, dtype=m.angles.dtype)
     row, column = torch.triu_indices(E, E, 1)
     skew[row, column] = m.angles
-    return x @ torch.matrix_exp(skew - skew.t())
+    return x @ torch.matrix_exp(skew - skew.t()).to(x.dtype)
 
 
 def decay(m: Model, x: Tensor) -> Tensor:
@@ -92,7 +92,8 @@ def grouped(m: Model, x: Tensor) -> Tensor:
     tokens = x.flatten(0, 1)
     order = chosen(tokens).argsort(stable=True)
     ends = torch.bincount(chosen(tokens), minlength=EXPERTS).cumsum(0).to(torch.int32)
-    made = F.grouped_mm(tokens[order], m.experts.transpose(1, 2), offs=ends)
+    weight = m.experts.transpose(1, 2)
+    made = F.grouped_mm(tokens[order].to(weight.dtype), weight, offs=ends)
     return made[order.argsort()].view_as(x)
 
 
