@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..base.errors import InvalidInput
+from ..base.script_file import spec_of
 from .validate import static_findings
 
 ModelFactory = Callable[[], nn.Module]
@@ -75,8 +76,8 @@ def report(model: nn.Module) -> list[dict[str, Any]]:
 def _import_file(path: Path) -> ModuleType:
     # A name that no other import uses.
     name = f"_checked_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    spec = spec_of(path, name)
+    if spec is None or spec.loader is None:
         raise InvalidInput(
             "model",
             expected="a Python file",

@@ -266,7 +266,7 @@ class MakesPrivate:
                     got=source.warning,
                     remedy="Use make_private, which calls such a run non-private.",
                 )
-            self.accountant.warn_of(target_delta, run, stacklevel=5)
+            self.accountant.warn_of(target_delta, run, stacklevel=6)
             return accounting.calibrate(
                 start,
                 variation=0.0 if source is None else source.variation,

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from ...base import validate as check
 from ...base.errors import DPKernError, InvalidInput
+from ...base.script_file import spec_of
 from .. import plan
 from ..claims import Claim, NoClaim
 from ..findings import Check
@@ -340,7 +341,7 @@ def load(reference: str) -> Script:
 
 def _module(path: Path) -> ModuleType:
     """Load the file as a module of its own, once per process while its content stays the same."""
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         raise InvalidInput(
             "script",
             expected="a Python file",
@@ -351,7 +352,7 @@ def _module(path: Path) -> ModuleType:
     name = f"dpkern_script_{blake2b(content, digest_size=16).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = spec_of(path, name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
