@@ -51,13 +51,17 @@ RIGHT = (
 )
 
 LONG = ("plain", "dropout", "random_records", "physical_batches")
+QUICK = (*LONG, "exact", "shuffled", "needs_nothing")
+"""Loops of the gate; the others are audited by ``make test-slow``."""
 
 
 def audited(name: str, **options: Any) -> LoopFindings:
     return audit_loop(f"{LOOPS}:{name}", **{"steps": 4, "seconds": 600.0} | options)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RIGHT]
+)
 def test_right_loops_are_not_contradicted(name: str) -> None:
     steps = 4 if name in LONG else 2
     found = audited(name, steps=steps)

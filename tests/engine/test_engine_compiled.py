@@ -289,6 +289,7 @@ def test_the_comparison_sees_one_damaged_record(loop: Any, scale: float) -> None
             run.train(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [Tied, Net])
 def test_parameters_of_several_uses_stay_in_the_graph(loop: Any, build: Any) -> None:
     run = loop(Backend(), build, change=lambda module: setattr(module, "twice", True)).train()
@@ -296,6 +297,7 @@ def test_parameters_of_several_uses_stay_in_the_graph(loop: Any, build: Any) -> 
     assert (run.graphs.inside, run.graphs.outside) == (3 if build is Tied else USES + 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_parts_stay_outside(loop: Any, reentrant: bool) -> None:
     def change(module: Any) -> None:
@@ -307,6 +309,7 @@ def test_checkpointed_parts_stay_outside(loop: Any, reentrant: bool) -> None:
     assert run.graphs.graphs > 1
 
 
+@pytest.mark.slow
 def test_poisson_batches_of_any_size_and_empty_ones(loop: Any) -> None:
     torch.manual_seed(3)
     backend = Backend()
@@ -324,6 +327,7 @@ def test_physical_batches_add_up(loop: Any) -> None:
     assert run.graphs.passes == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -339,6 +343,7 @@ def test_other_ways_to_clip(loop: Any, options: dict[str, Any]) -> None:
     assert run.graphs.outside == 0
 
 
+@pytest.mark.slow
 def test_two_passes_over_one_batch_and_a_switch_of_shapes(loop: Any) -> None:
     backend = Backend()
     run = loop(backend)
@@ -351,6 +356,7 @@ def test_two_passes_over_one_batch_and_a_switch_of_shapes(loop: Any) -> None:
     assert run.graphs.outside == 0
 
 
+@pytest.mark.slow
 def test_switches_between_training_and_evaluation_and_of_frozen_parts(loop: Any) -> None:
     backend = Backend()
     run = loop(backend).train(2)
@@ -368,6 +374,7 @@ def test_switches_between_training_and_evaluation_and_of_frozen_parts(loop: Any)
     assert (run.closed, run.graphs.outside, run.graphs.inside) == (7, 0, USES)
 
 
+@pytest.mark.slow
 def test_a_module_that_was_compiled_and_run_before_it_was_private(loop: Any) -> None:
     torch.manual_seed(0)
     backend = Backend()
@@ -404,6 +411,7 @@ def test_compiled_parts_of_a_module(loop: Any) -> None:
     assert (run.graphs.inside, run.graphs.outside) == (USES, 1)
 
 
+@pytest.mark.slow
 def test_public_passes_are_not_captured(loop: Any) -> None:
     run = loop(Backend()).train(1)
     with run.engine.public():
@@ -427,6 +435,7 @@ def test_samples_that_mix_are_refused_before_a_graph_is_made(loop: Any) -> None:
     assert run.closed == 0
 
 
+@pytest.mark.slow
 def test_double_backward_is_refused(loop: Any) -> None:
     run = loop("eager")
     x, y = next(run.batches(1))
@@ -455,6 +464,7 @@ def test_a_module_that_no_graph_can_hold_is_named(loop: Any) -> None:
     assert "none in the last pass" in str(run.graphs)
 
 
+@pytest.mark.slow
 def test_autocast_stays_outside(loop: Any) -> None:
     run = loop(Backend())
     x, y = next(run.batches(1))
