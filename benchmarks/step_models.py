@@ -223,7 +223,7 @@ def _with_small(task: Task, build: Callable[[], nn.Module]) -> Task:
 
 # Reference figures: FastDP's best mode, published for these models and batches on a two-core
 # machine of this kind with torch 2.13, two threads, float32. They are not measured here.
-FASTDP_SOURCE = "FastDP's best mode on two cores of this kind, torch 2.13, 2 threads; not re-run"
+FASTDP_SOURCE = "FastDP's best mode on two cores of an AMD EPYC, torch 2.13, 2 threads; not re-run"
 
 TASKS: dict[str, Task] = {
     task.name: task
