@@ -6,7 +6,9 @@ import json
 import math
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 
 import pytest
 import torch
@@ -93,15 +95,31 @@ CASES = [
 ]
 
 
+QUICK = (0, 2, 3, 5)
+"""Cases of the gate; the others are measured by ``make test-slow``."""
+
+
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[BenchmarkModel, Measured]]:
-    made = [(SUBJECTS[name](), mechanism) for name, mechanism in CASES]
-    return [(s, measure(s, mechanism, rounds=1)) for s, mechanism in made]
+def cases() -> Callable[[int], tuple[BenchmarkModel, Measured]]:
+    """Each case is measured once, when a test asks for it."""
+
+    @cache
+    def measured(index: int) -> tuple[BenchmarkModel, Measured]:
+        name, mechanism = CASES[index]
+        made = SUBJECTS[name]()
+        return made, measure(made, mechanism, rounds=1)
+
+    return measured
 
 
-@pytest.fixture(params=range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{i}")
+@pytest.fixture(
+    params=[
+        i if i in QUICK else pytest.param(i, marks=pytest.mark.slow) for i in range(len(CASES))
+    ],
+    ids=lambda i: f"{CASES[i][0]}-{i}",
+)
 def case(request, cases) -> tuple[BenchmarkModel, Measured]:
-    return cases[request.param]
+    return cases(request.param)
 
 
 def test_every_op_belongs_to_a_phase_or_to_where_it_is_called():
@@ -167,7 +185,7 @@ def test_every_call_is_attributed(case):
 
 def test_layers_that_share_an_input_get_their_own_work(cases):
     for index in (2, 3):
-        measured = cases[index][1]
+        measured = cases(index)[1]
         x, g = torch.zeros(3, 2, 4, 4), torch.zeros(3, 4, 4, 4)
         for layer, kernel, padding in (("wide", 3, 1), ("point", 1, 0)):
             geometry = {"kernel_size": (kernel, kernel), "padding": (padding, padding)}
@@ -189,7 +207,7 @@ def test_random_words_are_those_of_the_plan(case):
 
 
 def test_joint_work_is_divided_by_parameters(cases):
-    _, measured = cases[0]
+    _, measured = cases(0)
     shares = {call.op: dict(call.shares) for call in measured.private.ops}
     assert shares["update.step"] == {"1": 64 * 64 + 64, "3": 64 * 10 + 10}
     assert shares["ghost.contract"] == shares["ghost.explicit_norm"] == {"1": 64, "3": 10}
@@ -198,7 +216,7 @@ def test_joint_work_is_divided_by_parameters(cases):
 
 
 def test_flops_of_torch_are_those_of_its_products(cases):
-    measured = cases[2][1]
+    measured = cases(2)[1]
     flops = {layer: cost.flops for layer, cost in measured.plain.by_layer().items()}
     forward = 2 * 3 * 16 * 4 * 2  # B, positions, channels out and in
     assert flops["wide"] == 9 * 2 * forward  # forward and weight: the data have no gradient
