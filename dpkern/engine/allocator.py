@@ -69,4 +69,14 @@ def keep_freed_pages() -> bool:
     return all(bool(library.mallopt(name, value)) for name, value in settings)
 
 
-__all__ = ["allocator_choice", "keep_freed_pages", "user_has_chosen"]
+def give_back_freed_pages() -> None:
+    """Give back once what is free, where ``keep_freed_pages`` was set.
+
+    The first batch is probed, which takes several times the memory of a step. The second step calls
+    this: by then the probes' memory is free, and from then on only what steps take is kept.
+    """
+    if keep_freed_pages():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+__all__ = ["allocator_choice", "give_back_freed_pages", "keep_freed_pages", "user_has_chosen"]

@@ -101,6 +101,8 @@ class Capture:
         self.public_gradients: dict[int, Tensor] = {}
         self.loss_scale = 1.0
         """Factor on the loss (of a gradient scaler), which is divided out of the gradients."""
+        self.closed_batches = 0
+        """Batches whose gradients were clipped and summed."""
         self.arrived_batch = 0
         """Number of samples that the captured gradients belong to."""
         self.arrived_padded = 0

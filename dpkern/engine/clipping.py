@@ -28,7 +28,7 @@ from ..ops import clip, ghost
 from ..ops._count import count
 from ..privacy.mechanisms import Plan
 from ..step.step import DPStep
-from .allocator import keep_freed_pages
+from .allocator import give_back_freed_pages, keep_freed_pages
 from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients, take_over, with_clip_norm
@@ -63,6 +63,9 @@ def close_into(step: DPStep, capture: Capture) -> None:
         )
     if capture.slots[0].parameter.is_cpu:
         keep_freed_pages()
+        capture.closed_batches += 1
+        if capture.closed_batches == 2:
+            give_back_freed_pages()
     if close_replayed(step, capture):
         return
     result = clipped_sums(capture, step.plan)

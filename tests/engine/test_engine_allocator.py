@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import dpkern
 from dpkern.base.errors import InvalidInput
-from dpkern.engine import allocator
+from dpkern.engine import allocator, clipping
 
 STEPS, BLOCKS, BYTES = 8, 6, 16 << 20
 """Blocks that are held at once: together far more than glibc keeps by default."""
@@ -124,3 +126,25 @@ def test_known_choices(choice: str | None, monkeypatch: pytest.MonkeyPatch) -> N
     else:
         monkeypatch.setenv(allocator.VARIABLE, choice)
     assert allocator.allocator_choice() == (choice or "keep")
+
+
+def test_the_second_step_gives_back_what_probes_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = dpkern.PrivacyEngine()
+    engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=None,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=1.0,
+        expected_batch_size=8,
+    )
+    given: list[int] = []
+    monkeypatch.setattr(clipping, "give_back_freed_pages", lambda: given.append(engine.step.steps))
+    for _ in range(4):
+        engine.new_samples()
+        F.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        optimizer.step()
+    assert given == [1]
