@@ -17,7 +17,19 @@ from torch import Tensor
 
 from dpkern.base import dispatch
 from dpkern.base.rng import Purpose
-from dpkern.ops import clip, coef, ghost, noise, product, recurrent, spectral, symbols, update
+from dpkern.ops import (
+    _cdt,
+    clip,
+    coef,
+    ghost,
+    noise,
+    product,
+    recurrent,
+    spectral,
+    symbols,
+    update,
+)
+from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.spectral import Band
 from dpkern.ops.testing import KEY, assert_close
 
@@ -59,6 +71,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
     band, blocks = Band((13, 13), "shells", 0.4), Band((7,), "shells", 0.4)
     given = coef.Noise(scale=1.0, stream=STREAM, rounding=ROUNDING, position=9)
     place: dict[str, Any] = {"position": 77, "count": 5003, "device": t.device}
+    table = _cdt.packed([1 << 31, 3 << 30], word_bits=32).to(t.device)
     stats = torch.linspace(0.5, 1.5, BATCH * 7, device=t.device).view(BATCH, 7)
 
     def maps() -> tuple[Tensor, Tensor]:
@@ -116,6 +129,13 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         ),
         "noise.lattice_draws": lambda: noise.lattice_draws(STREAM, **place, **on),
         "noise.rounding_bits": lambda: noise.rounding_bits(ROUNDING, **place, **on),
+        "noise.source_draws": lambda: [
+            noise.source_draws(draws, **place, **on)
+            for draws in (
+                SampleReads(0, t.ids(1400, 1400).to(torch.int16), cursor=3, shift=10),
+                CdtDraws(0, table, stream=STREAM, distribution="laplace"),
+            )
+        ],
         "noise.add_noise": lambda: noise.add_noise(
             t(5003), stream=STREAM, scale=1.5, rounding=ROUNDING, **on
         ),

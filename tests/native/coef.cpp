@@ -139,7 +139,10 @@ std::int64_t sweep(std::int64_t rows, std::int64_t columns, std::uint64_t first)
     const auto made = static_cast<std::int64_t>(count);
     lattice_draws(c.noise.stream, Distribution::kLaplace, begin, made, values.data(), 1);
     rounding_draws(c.noise.rounding, begin, made, bits.data(), 1);
-    c.noise.draws = {begin, made, values.data(), nullptr};
+    c.noise.draws.source = DrawSource::kValues;
+    c.noise.draws.first = begin;
+    c.noise.draws.count = made;
+    c.noise.draws.values = values.data();
     cases += run(c, "draws ahead " + size);
     c.noise.draws.rounding = bits.data();
     cases += run(c, "all ahead " + size);

@@ -243,7 +243,11 @@ struct Made {
     const auto n = static_cast<std::int64_t>(end - first);
     lattice_draws(noise.stream, noise.law, first, n, values.data(), 1);
     rounding_draws(noise.rounding, first, n, rounding.data(), 1);
-    noise.draws = {first, n, values.data(), rounding.data()};
+    noise.draws.source = DrawSource::kValues;
+    noise.draws.first = first;
+    noise.draws.count = n;
+    noise.draws.values = values.data();
+    noise.draws.rounding = rounding.data();
     noise.stream = noise.rounding = counting_key(9, 9, 20);  // nothing may come from here
   }
 };
