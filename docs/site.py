@@ -31,9 +31,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "index.md", (ROOT / "README.md").read_text(), "README.md")
     _add(files, config, "reference/python.md", python_reference())
     _add(files, config, "reference/cli.md", "\n".join(cli_reference()))
+    listed = ["# Notebooks", ""]
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
-        uri = f"notebooks/{notebook.stem}.md"
-        _add(files, config, uri, notebook_page(notebook))
+        page = notebook_page(notebook)
+        listed.append(f"- [{page.splitlines()[0].lstrip('# ')}]({notebook.stem}.md)")
+        _add(files, config, f"notebooks/{notebook.stem}.md", page)
+    _add(files, config, "notebooks/index.md", "\n".join(listed))
     pages = [(file.src_uri, file.content_string) for file in files if file.src_uri.endswith(".md")]
     waiting = [*ALWAYS]
     for uri, text in pages:
@@ -181,9 +184,8 @@ def _target(path: str) -> str:
     """Return where a file or folder of the repository stands on the site."""
     if path == "README.md":
         return "index.md"
-    if (ROOT / path).is_dir():
-        return f"repository/{path}/index.md"
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+    page = f"{path}/index.md" if (ROOT / path).is_dir() else path
+    return page.removeprefix("docs/") if page.startswith("docs/") else f"repository/{page}"
 
 
 def _linked(place: str, text: str) -> Iterator[str]:
