@@ -1,7 +1,9 @@
-"""Backends of devices, emulated or not, for tests with tensors on the CPU; which file is first."""
+"""Backends of devices, emulated or not, for tests on the CPU; which file is first; garbage."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -38,6 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
         available, reason = dispatch.availability(name)
         if not available:
             raise pytest.UsageError(f"--require-backends: {name} {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave out of garbage collection what lives as long as the session: modules and tests.
+
+    They are millions of objects. Each full collection looked at all of them, which took two
+    seconds of whichever test it happened in; ``gc.collect()`` did so in every call. The end of
+    the process looks at them again, for libraries that count what they have freed by then.
+    """
+    atexit.register(gc.unfreeze)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
