@@ -46,14 +46,18 @@ def statements(
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, types_only
-        checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        yield from statements(node, types_only or checked)
+        if not isinstance(node, ast.expr):  # no expression holds a statement
+            checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from statements(node, types_only or checked)
 
 
 def by_name(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield what ``import_module`` is asked for, where the call says it in letters."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+        if called.endswith("import_module"):
             named = ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition(".{")[0]
             if named.split(".")[0] == PACKAGE:
                 yield named, node.lineno
