@@ -1,7 +1,9 @@
-"""Backends of devices, emulated or not, for tests with tensors on the CPU; which file is first."""
+"""Backends of devices, emulated or not, for tests on the CPU; which file is first; garbage."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -11,6 +13,8 @@ from importlib.util import find_spec
 if "torch" not in sys.modules:
     # Read once, when OpenMP is loaded: threads of two workers that spin take each other's cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # NumPy's threads spin, too: the singular values of a 64 x 64 matrix took nine times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 
@@ -38,6 +42,23 @@ def pytest_configure(config: pytest.Config) -> None:
         available, reason = dispatch.availability(name)
         if not available:
             raise pytest.UsageError(f"--require-backends: {name} {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave out of garbage collection what lives as long as the session: modules and tests.
+
+    They are millions of objects. Each full collection looked at all of them, which took two
+    seconds of whichever test it happened in; ``gc.collect()`` did so in every call. The end of
+    the process looks at them again, for libraries that count what they have freed by then.
+    """
+    atexit.register(gc.unfreeze)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -70,16 +70,21 @@ class ClipCase:
             cost=clip.clip_sum.cost(grads, **given),
         )
 
+    def expected(self) -> clip.ClipResult:
+        """Return what the reference makes of the case."""
+        return self._clipped("reference", wide=self.arithmetic != "exact")
+
+    def _clipped(self, backend: str | None, *, wide: bool = False) -> clip.ClipResult:
+        grads = [g.double() if wide else g for g in self._gradients()]
+        return clip.clip_sum(grads, backend=backend, **self._arguments())
+
     def verify(self, backend: str | None = None) -> None:
         """Check that norms and sums agree with the float64 reference; exact sums to the last bit.
 
         Raises:
             AssertionError: they do not.
         """
-        grads, given = self._gradients(), self._arguments()
-        got = clip.clip_sum(grads, backend=backend, **given)
-        wide = grads if self.arithmetic == "exact" else [g.double() for g in grads]
-        want = clip.clip_sum(wide, backend="reference", **given)
+        got, want = self._clipped(backend), self.expected()
         assert_close(f"{self.name} norms", got.norms, want.norms, 1e-12)
         tolerance = {torch.float64: 1e-12}.get(self.dtype, 1e-5)
         for i, (a, b) in enumerate(zip(got.sums, want.sums, strict=True)):

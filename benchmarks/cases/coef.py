@@ -89,15 +89,20 @@ class CoefCase:
             cost=self._op().cost(*tensors, **given),
         )
 
+    def expected(self) -> tuple[torch.Tensor, ...]:
+        """Return what the reference makes of the case."""
+        return self._made("reference")
+
+    def _made(self, backend: str | None) -> tuple[torch.Tensor, ...]:
+        return self._op()(*self._tensors(), backend=backend, **self._arguments())
+
     def verify(self, backend: str | None = None) -> None:
         """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.
         """
-        tensors, given = self._tensors(), self._arguments()
-        got = self._op()(*tensors, backend=backend, **given)
-        want = self._op()(*tensors, backend="reference", **given)
+        got, want = self._made(backend), self.expected()
         for mine, theirs in zip(got, want, strict=True):
             if not torch.equal(mine, theirs):
                 raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
@@ -163,15 +168,20 @@ class FeatureCase:
             cost=coef.expanded.cost(hidden, targets, weights, noise=noised),
         )
 
+    def expected(self) -> tuple[torch.Tensor, ...]:
+        """Return what the reference makes of the case."""
+        return self._made("reference")
+
+    def _made(self, backend: str | None) -> tuple[torch.Tensor, ...]:
+        return coef.expanded(*self._tensors(), noise=self._noise(), backend=backend)
+
     def verify(self, backend: str | None = None) -> None:
         """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.
         """
-        tensors, noised = self._tensors(), self._noise()
-        got = coef.expanded(*tensors, noise=noised, backend=backend)
-        want = coef.expanded(*tensors, noise=noised, backend="reference")
+        got, want = self._made(backend), self.expected()
         for mine, theirs in zip(got, want, strict=True):
             if not torch.equal(mine, theirs):
                 raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")

@@ -54,15 +54,20 @@ class NoiseCase:
             cost=noise.add_noise.cost(x, **given),
         )
 
+    def expected(self) -> torch.Tensor:
+        """Return what the reference makes of the case."""
+        return self._noisy("reference")
+
+    def _noisy(self, backend: str | None) -> torch.Tensor:
+        return noise.add_noise(self._input(), backend=backend, **self._arguments())
+
     def verify(self, backend: str | None = None) -> None:
         """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.
         """
-        x, given = self._input(), self._arguments()
-        got = noise.add_noise(x.clone(), backend=backend, **given)
-        want = noise.add_noise(x.clone(), backend="reference", **given)
+        got, want = self._noisy(backend), self.expected()
         if not torch.equal(got, want):
             raise AssertionError(f"{self.name}: {int((got != want).sum())} values differ")
 

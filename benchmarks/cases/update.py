@@ -122,30 +122,34 @@ class UpdateCase:
 
         return stepped
 
+    def expected(self) -> list[torch.Tensor]:
+        """Return the parameters after the reference's two steps."""
+        return self._stepped("reference")
+
+    def _stepped(self, backend: str | None) -> list[torch.Tensor]:
+        params, sums = self._tensors()
+        rule = RULES[self.rule]
+        state = rule.init(params)
+        for _ in range(2):
+            update.step(
+                params,
+                sums,
+                rule=rule,
+                state=state,
+                gradient_scale=1 / 64,
+                noise=self._noise(),
+                backend=backend,
+            )
+        return params
+
     def verify(self, backend: str | None = None) -> None:
         """Check that two steps agree with the reference.
 
         Raises:
             AssertionError: they do not.
         """
-        results = []
-        for runner in (backend, "reference"):
-            params, sums = self._tensors()
-            rule = RULES[self.rule]
-            state = rule.init(params)
-            for _ in range(2):
-                update.step(
-                    params,
-                    sums,
-                    rule=rule,
-                    state=state,
-                    gradient_scale=1 / 64,
-                    noise=self._noise(),
-                    backend=runner,
-                )
-            results.append((params, state))
         tolerance = 1e-6 if self.dtype is torch.float32 else 1e-14
-        for i, (a, b) in enumerate(zip(results[0][0], results[1][0], strict=True)):
+        for i, (a, b) in enumerate(zip(self._stepped(backend), self.expected(), strict=True)):
             assert_close(f"{self.name} params[{i}]", a, b, tolerance)
 
 

@@ -40,36 +40,32 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
-def _rotate_left(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x << bits) | _shift_right(x, 32 - bits)
-
-
-def _quarter_round(x: list[torch.Tensor], a: int, b: int, c: int, d: int) -> None:
-    for p, q, r, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        x[p] = x[p] + x[q]
-        x[r] = _rotate_left(x[r] ^ x[p], bits)
+def _quarter_rounds(rows: list[torch.Tensor]) -> None:
+    """Mix the columns of four rows of words, ``[4 columns, ...]`` each, in place."""
+    a, b, c, d = rows
+    for sum_, addend, mixed, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        sum_ += addend
+        mixed ^= sum_
+        wrapped = _shift_right(mixed, 32 - bits)
+        mixed <<= bits
+        mixed |= wrapped
 
 
 def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) -> torch.Tensor:
     """Return words ``[16, *counters.shape]`` of the blocks with these 64-bit counters (int64)."""
     key = [int.from_bytes(stream.key[i : i + 4], "little") for i in range(0, 32, 4)]
     n0 = stream.n0 ^ (_TAIL_DOMAIN if tail else 0)
-    low = counters.to(torch.int32)
-    high = (counters >> 32).to(torch.int32)
-    start = [torch.full_like(low, signed_word(word)) for word in (*_CONSTANTS, *key)]
-    start += [
-        low,
-        high,
-        torch.full_like(low, signed_word(n0)),
-        torch.full_like(low, signed_word(stream.n1)),
-    ]
-    x = list(start)
+    start = torch.empty((4, 4, *counters.shape), dtype=torch.int32, device=counters.device)
+    for place, word in enumerate((*_CONSTANTS, *key, 0, 0, n0, stream.n1)):
+        start[divmod(place, 4)] = signed_word(word)
+    start[3, 0], start[3, 1] = counters, counters >> 32
+    rows = list(start.clone())
     for _ in range(stream.rounds // 2):
-        for i in range(4):
-            _quarter_round(x, i, 4 + i, 8 + i, 12 + i)
-        for i in range(4):
-            _quarter_round(x, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
-    return torch.stack([a + b for a, b in zip(x, start, strict=True)])
+        # The diagonals are the columns of rows that are turned.
+        for turn in (-1, 1):
+            _quarter_rounds(rows)
+            rows = [row.roll(turn * i, 0) if i else row for i, row in enumerate(rows)]
+    return (torch.stack(rows) + start).view(16, *counters.shape)
 
 
 def keystream(stream: Stream, first_block: int, blocks: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One of two processes that train together: run as ``python distributed_worker.py rank folder``.
+"""Two processes that train together: run as ``python distributed_worker.py folder``.
 
 Every check returns tensors or strings, which are written to ``folder/rank.pt`` and compared by
 ``test_engine_distributed.py``, which also runs the single-process side of some of them.
@@ -7,6 +7,7 @@ Every check returns tensors or strings, which are written to ``folder/rank.pt`` 
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -495,4 +496,11 @@ def main(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    # Forked before torch has run anything: the imports take as long as half of the checks.
+    forked = multiprocessing.get_context("fork")
+    ranks = [forked.Process(target=main, args=(rank, sys.argv[1])) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))

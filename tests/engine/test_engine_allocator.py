@@ -73,9 +73,13 @@ def test_freed_pages_serve_the_next_step() -> None:
 
 
 @linux
-def test_the_allocator_can_be_refused() -> None:
-    kept, _ = faults(DPKERN_ALLOCATOR="system")
-    assert not kept
+def test_the_allocator_can_be_refused(monkeypatch: pytest.MonkeyPatch, first_call: None) -> None:
+    monkeypatch.setattr(allocator, "user_has_chosen", lambda: False)
+    monkeypatch.setenv(allocator.VARIABLE, "system")
+    assert not allocator.keep_freed_pages()
+    monkeypatch.setenv(allocator.VARIABLE, "keep")
+    allocator.keep_freed_pages.cache_clear()
+    assert allocator.keep_freed_pages()
 
 
 @linux

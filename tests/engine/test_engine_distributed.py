@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +34,35 @@ from tests.engine.distributed_worker import (
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 240
-"""After which a process is killed: more than the slowest machine needs."""
+"""After which the processes are killed: more than the slowest machine needs."""
 
 TOGETHER = [[slice(0, 4), slice(4, 8)]]
 """What one process trains on where two train on a half each."""
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the checks returned on each rank."""
     folder = tmp_path_factory.mktemp("ranks")
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(HERE / "distributed_worker.py")]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)],
-            env=env,
-            cwd=HERE.parents[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        said = [process.communicate(timeout=SECONDS)[0] for process in running]
-        assert all(process.returncode == 0 for process in running), "\n".join(said)
-        yield [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
+    command = [sys.executable, str(HERE / "distributed_worker.py"), str(folder)]
+    with subprocess.Popen(
+        command,
+        env=env,
+        cwd=HERE.parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            said = running.communicate(timeout=SECONDS)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 0, said
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
 def of(ranks: list[dict[str, Any]], check: str) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from functools import cache
 from itertools import product
 
 import pytest
@@ -14,6 +16,15 @@ from dpkern.base.dispatch import OPS
 from dpkern.base.rng import Purpose
 from dpkern.ops import clip, noise, testing, update
 from tests.ops.backends.every_backend import INTERPRETED, every_backend
+
+
+@pytest.fixture(scope="module", autouse=True)
+def references() -> Generator[None, None, None]:
+    """The reference computes each case once, for all backends and instruction sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in {type(case) for case in SMALL_CASES}:
+            patch.setattr(kind, "expected", cache(kind.expected))
+        yield
 
 
 @every_backend

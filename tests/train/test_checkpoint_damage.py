@@ -306,6 +306,7 @@ import sys
 import torch
 from pathlib import Path
 from dpkern.base import sealed as _sealed
+print("imported", flush=True)
 for i in range(int(sys.argv[2])):
     _sealed.write(Path(sys.argv[1]), {"i": i, "x": torch.full((2000,), float(i))})
 """
@@ -315,7 +316,9 @@ def test_two_processes_on_one_path(tmp_path: Path) -> None:
     path = tmp_path / "shared.pt"
     sealed.write(path, {"i": 0, "x": torch.zeros(2000)})
     command = [sys.executable, "-c", WRITER, str(path), "8"]
-    with subprocess.Popen(command) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "imported\n"
         reads, seen = 0, set()
         while writer.poll() is None:
             found = sealed.read(path, unsealed="")

@@ -231,6 +231,7 @@ def _pld_curve(form: Sequence[ElementaryEvent], relation: str, delta: float) -> 
             else:
                 accountant.compose(event, leaf.count)
 
+        @cache
         def curve(target: float) -> float:
             if not target > reserve:
                 return math.inf
@@ -365,6 +366,12 @@ def _rdp_form(
 
 
 def _rdp_curve(form: Sequence[ElementaryEvent], relation: str) -> Curve:
+    """Return the curve by RDP, which also sets the grid of PLD: the last ones are kept."""
+    return _kept_rdp_curve(tuple(form), relation)
+
+
+@lru_cache(maxsize=64)
+def _kept_rdp_curve(form: tuple[ElementaryEvent, ...], relation: str) -> Curve:
     accounting = dp_accounting()
     accountant = accounting.rdp.RdpAccountant(neighboring_relation=_neighbouring(relation))
     with _without_excluded_orders():

@@ -216,38 +216,61 @@ def calibrate(
 
 
 def _least_noise(spent: Callable[[float], float], target: float) -> float | None:
-    """Bracket by factors of 2 from 1, then interpolate in logarithms until within 2e-4."""
+    """Bracket by factors of 2 from 1, then interpolate in logarithms until within 4e-4.
+
+    A probe stands just beyond the interpolated point, as seen from the nearer end of the bracket:
+    so the farther end moves, and the two soon enclose the point. What interpolation does not
+    halve in two probes is bisected.
+    """
+    asked: list[tuple[float, float]] = []
+
+    def meets(noise: float) -> bool:
+        value = spent(noise)
+        if 0 < value < math.inf:
+            asked.append((math.log(noise), math.log(value / target)))
+        return value <= target
+
     low = high = 1.0
-    at_low = at_high = spent(1.0)
-    while at_high > target:
-        if high >= MAX_NOISE_MULTIPLIER:
-            return None
-        low, at_low = high, at_high
-        high *= 2
-        at_high = spent(high)
-    while at_low <= target:
-        if low <= MIN_NOISE_MULTIPLIER:
+    if meets(1.0):
+        while low > MIN_NOISE_MULTIPLIER:
+            high, low = low, low / 2
+            if not meets(low):
+                break
+        else:
             return low
-        high, at_high = low, at_low
-        low /= 2
-        at_low = spent(low)
-    bisect = False
+    else:
+        while high < MAX_NOISE_MULTIPLIER:
+            low, high = high, high * 2
+            if meets(high):
+                break
+        else:
+            return None
+    slow = 0
     while high > low * (1 + 2 * _CALIBRATION_STEP):
-        middle = math.sqrt(low * high)
-        probes: tuple[float, ...] = (middle,)
-        if not bisect and at_high > 0 and at_low < math.inf:
-            slope = math.log(high / low) / math.log(at_low / at_high)
-            middle = low * (at_low / target) ** slope
-            # Just beside the interpolated point, so that both ends of the bracket move.
-            probes = (middle * (1 + _CALIBRATION_STEP), middle * (1 - _CALIBRATION_STEP))
         width = math.log(high / low)
-        for probe in probes:
-            if not low < probe < high:
-                continue
-            value = spent(probe)
-            if value <= target:
-                high, at_high = probe, value
-            else:
-                low, at_low = probe, value
-        bisect = math.log(high / low) > width / 4 and not bisect
+        probe = math.sqrt(low * high)
+        guess = None if slow == 2 else _crossing(asked)
+        if guess is not None and math.log(low) < guess < math.log(high):
+            beyond = _CALIBRATION_STEP if guess < math.log(probe) else -_CALIBRATION_STEP
+            probe = min(max(math.exp(guess + beyond), math.nextafter(low, high)), high)
+        if meets(probe):
+            high = probe
+        else:
+            low = probe
+        halved = 2 * math.log(high / low) <= width
+        slow = 0 if halved or slow == 2 else slow + 1
     return high
+
+
+def _crossing(points: list[tuple[float, float]]) -> float | None:
+    """Return where the curve through the up to three points nearest to the axis crosses it.
+
+    It is x as a polynomial of y; None where values do not tell the points apart.
+    """
+    nearest = sorted(points, key=lambda point: abs(point[1]))[:3]
+    values = [y for _, y in nearest]
+    if len(nearest) < 2 or len(set(values)) < len(values):
+        return None
+    return math.fsum(
+        x * math.prod(other / (other - y) for other in values if other != y) for x, y in nearest
+    )

@@ -23,6 +23,7 @@ _FORKS = """
 import json
 import os
 import sys
+import traceback
 from tempfile import TemporaryFile
 import torch._dynamo  # modes import it when they are first entered
 for line in sys.stdin:
@@ -31,8 +32,15 @@ for line in sys.stdin:
         if not child:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
-            exec(json.loads(line))
-            sys.exit()
+            failed = True
+            try:
+                exec(json.loads(line))
+                failed = False
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(failed)  # clearing up what was imported takes a second
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(json.dumps([code, *(file.seek(0) or file.read() for file in (out, err))]), flush=True)
 """

@@ -388,6 +388,23 @@ def test_least_noise_of_any_decreasing_curve(
     assert len(asked) < 45
 
 
+@pytest.mark.parametrize("target", [0.3, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("amplified", [1.0, 0.05])
+def test_least_noise_of_a_smooth_curve_takes_few_questions(amplified: float, target: float) -> None:
+    """Each question is a composition, which takes tenths of a second."""
+    asked: list[float] = []
+
+    def spent(sigma: float) -> float:
+        asked.append(sigma)
+        mu = 3 / sigma
+        return math.log1p(amplified * math.expm1(mu * mu / 2 + 4 * mu))
+
+    found = planning._least_noise(spent, target)
+    assert found is not None
+    assert spent(found) <= target < spent(found * (1 - 1e-3))
+    assert len(asked) <= 12
+
+
 def test_least_noise_stays_in_the_certified_range() -> None:
     assert planning._least_noise(lambda _: 0.0, 1.0) == 2.0**-4
     assert planning._least_noise(lambda _: 2.0, 1.0) is None
