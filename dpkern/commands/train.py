@@ -15,7 +15,7 @@ from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
-from ..train.noise_sources import SOURCES
+from ..step.noise_tables.named import SOURCES
 from ..train.objective_options import CodeOptions, RecordOptions
 from ..train.options import (
     ARITHMETICS,

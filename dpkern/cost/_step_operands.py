@@ -1,14 +1,16 @@
-"""Closed form of a clipped sum of spectral layers, made of their inputs and output gradients.
+"""Closed form of a clipped sum of layers, made of their inputs and output gradients.
 
-For each clip group with float sums the engine takes a squared norm per layer, of the whole spectrum
-or of the kept part, one clip factor per sample, and one weighted sum per layer, which is filtered
-where the mechanism filters. Parameters of other layers come as per-sample gradients.
+For each clip group with float sums the engine takes a squared norm per layer, of the gradient, of
+the whole spectrum or of its kept part, one clip factor per sample, and one weighted sum per layer,
+which is filtered where the mechanism filters. Other parameters come as per-sample gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +19,7 @@ from ..base.errors import InvalidInput
 from ..ops import spectral
 from ..ops.spectral import Band
 from ..ops.spectral.bins import kept_bins
-from ..privacy.mechanisms.plan import Block
+from ..privacy.mechanisms.plan import Block, Plan
 from ..privacy.mechanisms.release import Taps
 from ..privacy.mechanisms.site import Site
 from . import _glue as glue
@@ -48,54 +50,111 @@ def geometry(site: Site) -> dict[str, object]:
     return {"kernel_size": site.kernel, **{name: getattr(site, name) for name in names}}
 
 
-def release_of(block: Block) -> Taps:
-    """Return the block's release map, whose norm must be a spectrum's.
+def spectrum_of(block: Block) -> Taps | None:
+    """Return the block's release map, whose norm is a spectrum's; None without a map.
 
     Raises:
         InvalidInput: another one.
     """
     release = block.release
-    if isinstance(release, Taps) and release.norm in ("spectrum", "kept"):
+    if release is None or (isinstance(release, Taps) and release.norm in ("spectrum", "kept")):
         return release
     raise InvalidInput(
         "samples",
-        expected="layers that are clipped by the norm of their spectrum",
-        got=f"parameter {block.index}, clipped by its "
-        f"{'gradient' if release is None else release.norm}",
-        remedy="Use samples='gradients' or 'released'.",
+        expected="layers that are clipped by their gradient or by the norm of their spectrum",
+        got=f"parameter {block.index}, clipped by its {release.norm}",
+        remedy="Use samples='gradients' or 'released', or another kind of layer.",
     )
 
 
 def summing(
-    blocks: Sequence[Block],
-    groups: Sequence[Sequence[int]],
+    plan: Plan,
     clipped: Sequence[int],
     batch: int,
     dtype: torch.dtype,
+    sites: Sequence[Site] = (),
 ) -> Items:
-    """Count norms, factors and sums of every clip group."""
+    """Count norms, factors and sums of every clip group.
+
+    Layers without a release map whose site is known give norm and sum by their operands, the other
+    parameters come as per-sample gradients.
+
+    Raises:
+        InvalidInput: another norm than these, or sums of integers.
+    """
+    if plan.p != 2 or plan.arithmetic == "exact":
+        raise InvalidInput(
+            "samples",
+            expected="float sums of gradients clipped in L2, to be made of operands",
+            got=f"{plan.arithmetic} sums, clipped in L{plan.p}, of {plan.mechanism}",
+            remedy="Use samples='gradients', or another kind of layer.",
+        )
     items: Items = []
-    for group, shrunk in zip(groups, clipped, strict=True):
-        layers = [blocks[i] for i in group if blocks[i].release is not None]
-        others = [blocks[i] for i in group if blocks[i].release is None]
+    for group, shrunk in zip(plan.groups, clipped, strict=True):
+        members = [plan.blocks[i] for i in group]
+        layers = [Layer.of(block, sites) for block in members]
+        given = [(b, layer) for b, layer in zip(members, layers, strict=True) if layer is not None]
+        others = [b for b, layer in zip(members, layers, strict=True) if layer is None]
         grads = [shaped((batch, *block.shape), dtype) for block in others]
         outs = [shaped(block.shape, dtype) for block in others]
         factors = shaped((batch,), dtype)
-        for block in layers:
-            items += _norm(release_of(block), batch, dtype)
+        for _, layer in given:
+            items += layer.norm(batch, dtype)
         if others:
             items += call("ghost.explicit_norm", CLIP, grads)
-        parts = [shaped((batch,), torch.float64)] * (len(layers) + bool(others))
+        parts = [shaped((batch,), torch.float64)] * (len(given) + bool(others))
+        how: dict[str, Any] = {"dtype": dtype, "automatic": plan.clipping == "automatic"}
         items += call(
-            "ghost.clip_factors", CLIP, parts, blocks[group[0]].bound, dtype=dtype, clipped=shrunk
+            "ghost.clip_factors", CLIP, parts, members[0].bound, clipped=shrunk, **how
         )
-        entries = sum(math.prod(blocks[i].shape) for i in group)
+        entries = sum(math.prod(block.shape) for block in members)
         items += exact(f"{CLIP}: accumulators", glue.filled(entries))
-        for block in layers:
-            items += _sum(release_of(block), block, factors)
+        for block, layer in given:
+            items += layer.sum(block, factors)
         if others:
             items += call("ghost.contract", CLIP, grads, factors, outs)
-    return items + exact(f"{CLIP}: which are finite", _told(len(groups), batch))
+    return items + exact(f"{CLIP}: which are finite", _told(len(plan.groups), batch))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose norm and sum are made of its operands.
+
+    Attributes:
+        site: its geometry.
+        release: its release map, or None: it is clipped by its gradient.
+    """
+
+    site: Site
+    release: Taps | None
+
+    @classmethod
+    def of(cls, block: Block, sites: Sequence[Site]) -> Layer | None:
+        """Return the block's layer; None where it comes as per-sample gradients."""
+        release = spectrum_of(block)
+        if release is not None:
+            return cls(release.site, release)
+        site = sites[block.index] if sites else None
+        return None if site is None or site.kind == "other" else cls(site, None)
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        """Count each sample's squared norm."""
+        if self.release is not None:
+            return _norm(self.release, batch, dtype)
+        x, g = operands(self.site, batch, dtype)
+        if self.site.kind == "circulant":
+            return call("spectral.circulant_norm", CLIP, x, g)
+        return call("ghost.conv_norm", CLIP, x, g, **geometry(self.site))
+
+    def sum(self, block: Block, factors: torch.Tensor) -> Items:
+        """Count the weighted sum."""
+        if self.release is not None:
+            return _sum(self.release, block, factors)
+        x, g = operands(self.site, len(factors), factors.dtype)
+        out = shaped(block.shape, factors.dtype)
+        if self.site.kind == "circulant":
+            return call("spectral.circulant_sum", CLIP, x, g, factors, out)
+        return call("ghost.conv_sum", CLIP, x, g, factors, out, **geometry(self.site))
 
 
 def _told(groups: int, batch: int) -> Counts:

@@ -16,7 +16,7 @@ from . import processors, trace
 from ._numbers import listed, percent, tidy
 from .autoencoder import PRINTED, CountOptions
 from .processors import Processor
-from .systems import SYSTEMS, CostModel, check_options, check_size
+from .systems import SYSTEMS, CostModel, CountWay, check_options, check_size
 
 
 def report(
@@ -60,7 +60,7 @@ def report(
             "mechanism": mechanism,
             "title": system.title,
             "scope": system.scope,
-            "source": system.source,
+            "source": system.reference,
             "n": n,
             "l": code,
             "processor": machine.name,
@@ -109,7 +109,7 @@ def known(
     system: CostModel, n: int, code: int, options: CountOptions, execution: dict[str, Any] | None
 ) -> Itemised:
     """Return the closed form; lines that the walk confirmed carry its evidence."""
-    itemised = system.form(n, code, options)
+    itemised = system.form(n, code, CountWay(options=options))
     if execution is None:
         return itemised
     apart = {gap["item"] for gap in execution["differences"]}

@@ -26,8 +26,8 @@ from ..cost.autoencoder import CountOptions
 from ..cost.forms import FORMS
 from ..cost.phases import by_phase
 from ..cost.processors import Processor
-from ..cost.step_systems import RULE, StepForm, shapes, systems
-from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..cost.step_systems import RULE, StepForm, systems
+from ..privacy.mechanisms import LabelMechanism
 from ..step.step import DPStep
 
 ROUNDS = 25
@@ -102,7 +102,7 @@ def report(
 
 def three_ways(form: StepForm, n: int, code: int) -> StepCostReport:
     """Count and time the step that ``form`` describes."""
-    step = _step(form.make(n, code), n, code)
+    step = _step(form, n, code)
     step()  # momentum and tables of the first step
     spans: dict[str, list[float]] = {}
     whole = []
@@ -139,8 +139,9 @@ def three_ways(form: StepForm, n: int, code: int) -> StepCostReport:
     return StepCostReport(closed, execution.items, ops, statistics.median(whole))
 
 
-def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
+def _step(form: StepForm, n: int, code: int) -> Callable[[], None]:
     """Return a function that makes one step each time that it is called."""
+    mechanism = form.make(n, code)
     draw = torch.Generator().manual_seed(_SEED)
     if isinstance(mechanism, LabelMechanism):
         values = torch.randint(mechanism.categories, (n,), generator=draw)
@@ -152,7 +153,7 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
         return respond
     step = DPStep(
         mechanism,
-        [torch.randn(shape, generator=draw) for shape in shapes(mechanism, n, code)],
+        [torch.randn(site.shape, generator=draw) for site in form.sites(n, code)],
         optimizer=RULE,
         unsafe_seed=_SEED,
         expected_batch_size=1.0,

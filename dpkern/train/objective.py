@@ -11,7 +11,7 @@ from ..objective import records as tables
 from ..objective.methods import VisitSchedule
 from ..objective.records import GENERATED, Records
 from ..objective.spof import SpofTraining
-from ..step.noise_tables import NoiseSource
+from ..step.noise_tables import NoiseSource, named
 from . import noise_sources, objective_mechanism, objective_report
 from .base import BaseSession
 from .display import SummaryTable
@@ -99,7 +99,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             settings=privacy.settings,
             epsilon=privacy.epsilon,
         )
-        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
+        self.noise_source = named.source_of(self.options.run.noise_source)
         self.records = load(privacy)
         if model.code >= self.records.features:
             raise InvalidInput(

@@ -13,6 +13,7 @@ from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
 from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..step.noise_tables import named
 from ..step.step import DPStep
 from . import checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
 from .base import BaseSession
@@ -43,7 +44,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     def _read(self) -> None:
         privacy = self.options.privacy
         self.data: data.Dataset = privacy.load(privacy.data)
-        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
+        self.noise_source = named.source_of(self.options.run.noise_source)
 
     def data_in_words(self) -> str:
         """Return what was read, before any budget is spent; empty for data without columns."""

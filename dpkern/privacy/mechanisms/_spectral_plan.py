@@ -110,6 +110,7 @@ class SpectralMechanism(Mechanism):
         ),
     )
     audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT, shapes=CIRCULANT),)
+    frequency_domain: ClassVar[bool] = True
     clip_domains: ClassVar[tuple[str, ...]]
     defaults: ClassVar[dict[str, dict[str, Any]]]
     """Defaults of fields left None, by mode."""

@@ -1,0 +1,201 @@
+"""The price of a private draw at which a mechanism that draws more costs as much as another.
+
+A record of SPOF has 2 n noisy numbers, one of DP-SGD n. With A and B what both take without noise,
+a and b how many numbers they noise, and z the price of noising one:
+
+    A + a z = B + b z     at     z = (B - A) / (a - b)
+
+A cheaper number leaves the advantage where it is printed, a dearer one turns it round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.counts import Counts, Itemised
+from ..base.report import Figure, Mark, ReportTable, Series
+from ..step.noise_tables.named import SOURCES
+from . import processors
+from ._numbers import percent, tidy
+from .comparison import ComparisonSpec
+from .drawing import PRINTED_SOURCE
+from .processors import Processor
+from .sensitivity import reduction
+from .systems import CostModel
+
+_POINTS = 33
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawPrices:
+    """What two systems cost as a function of the price of one noisy number.
+
+    Attributes:
+        mine, base: price without noise.
+        draws, base_draws: noisy numbers of a record.
+        each: price of a noisy number by source.
+    """
+
+    mine: float
+    base: float
+    draws: int
+    base_draws: int
+    each: dict[str, float]
+
+    @classmethod
+    def of(cls, question: ComparisonSpec, system: CostModel, machine: Processor) -> DrawPrices:
+        """Return the prices at the question's first size."""
+        n, code = question.sizes[0]
+        baseline = question.baseline
+
+        def split(one: CostModel, source: str) -> tuple[Counts, Counts]:
+            return _split(one.form(n, code, question.way(source)))
+
+        quiet, base_quiet = (split(one, PRINTED_SOURCE)[0] for one in (system, baseline))
+        draws = system.noise_draws(n)
+        each = {s: machine.price(split(system, s)[1]) / draws for s in SOURCES}
+        return cls(
+            mine=machine.price(quiet),
+            base=machine.price(base_quiet),
+            draws=draws,
+            base_draws=baseline.noise_draws(n),
+            each=each,
+        )
+
+    @property
+    def even(self) -> float | None:
+        """The price of a noisy number at which both cost the same; None without one."""
+        more = self.draws - self.base_draws
+        found = (self.base - self.mine) / more if more else -1.0
+        return found if found >= 0 else None
+
+    def saved(self, each: float) -> float | None:
+        """Return the reduction in percent if noising a number costs ``each``."""
+        return reduction(self.mine + self.draws * each, self.base + self.base_draws * each)
+
+
+def _split(items: Itemised) -> tuple[Counts, Counts]:
+    """Return what a record takes without noise, and its noise."""
+    noise = [i for i in items.items if i.name == "noise" or i.name.startswith("noise ")]
+    return items.counts - sum((i.counts for i in noise), Counts()), sum(
+        (i.counts for i in noise), Counts()
+    )
+
+
+def applies(question: ComparisonSpec) -> bool:
+    """Whether all systems are records of Appendix G, counted as printed."""
+    return all(s.traced for s in question.systems) and not question.options.omitted_terms
+
+
+def facts(question: ComparisonSpec) -> list[dict[str, Any]]:
+    """Return the break-even price of a noisy number for each system and processor."""
+    if not applies(question):
+        return []
+    found = []
+    for machine in question.machines:
+        for system in question.others:
+            prices = DrawPrices.of(question, system, machine)
+            found.append(
+                {
+                    "mechanism": system.name,
+                    "baseline": question.baseline.name,
+                    "processor": machine.name,
+                    "unit": machine.unit,
+                    "noisy_numbers": prices.draws,
+                    "baseline_noisy_numbers": prices.base_draws,
+                    "price_by_source": {s: tidy(each) for s, each in prices.each.items()},
+                    "reduction_percent_by_source": {
+                        s: percent(prices.saved(each)) for s, each in prices.each.items()
+                    },
+                    "break_even": None if prices.even is None else tidy(prices.even),
+                    "unpriced": machine.unpriced({"RNG": 1}) != {},
+                }
+            )
+    return found
+
+
+def table(question: ComparisonSpec, found: Sequence[dict[str, Any]]) -> ReportTable:
+    """Build the table of break-even prices."""
+    titles = {system.name: system.title for system in question.systems}
+    machines = {machine.name: machine.title for machine in question.machines}
+    return ReportTable(
+        title="Price of a noisy number, and where the saving ends",
+        columns=("mechanism", "processor", "unit", *SOURCES, "break-even"),
+        rows=[
+            (
+                titles[f["mechanism"]],
+                machines[f["processor"]],
+                f["unit"],
+                *(f["price_by_source"][s] for s in SOURCES),
+                "none" if f["break_even"] is None else f["break_even"],
+            )
+            for f in found
+        ],
+        note=f"Draw, rounding bits and release together; the table's is one read and an addition. "
+        f"Above the break-even the mechanism costs more than {question.baseline.title}.",
+    )
+
+
+def figure(question: ComparisonSpec) -> Figure | None:
+    """Draw the saving of the first system against the price of a noisy number, by processor.
+
+    The processors are those requested, and every shipped one that prices random words.
+    """
+    if not applies(question):
+        return None
+    system = question.others[0]
+    asked = {machine.name: machine for machine in question.machines}
+    shipped = [processors.load(name) for name in processors.available() if name not in asked]
+    machines = [m for m in (*asked.values(), *shipped) if not m.unpriced({"RNG": 1})]
+    if not machines:
+        return None
+    series, marks = [], []
+    for machine in machines:
+        prices = DrawPrices.of(question, system, machine)
+        unit = prices.each[PRINTED_SOURCE]
+        last = max(prices.each.values()) / unit
+        x = [last ** (k / (_POINTS - 1)) for k in range(_POINTS)]
+        y = [percent(prices.saved(unit * place)) for place in x]
+        series.append(Series(label=machine.title, x=[round(place, 4) for place in x], y=y))
+        if machine is machines[0]:
+            marks = _marks(question, system, prices, unit)
+    n, code = question.sizes[0]
+    return Figure(
+        name="noise-price",
+        title=f"What {system.title} saves against {question.baseline.title} as noise becomes real, "
+        f"n = {n}, l = {code}",
+        caption=f"Left: a table of samples that are read again and again, without any guarantee. "
+        f"Right: noise that is drawn. Sources are marked for {machines[0].title}.",
+        kind="lines",
+        x_label="price of a noisy number / price of one from the table",
+        y_label="% saved",
+        series=series,
+        marks=marks,
+        log_x=True,
+    )
+
+
+def _marks(
+    question: ComparisonSpec, system: CostModel, prices: DrawPrices, unit: float
+) -> list[Mark]:
+    """Mark the sources, of one price together, and the break-even."""
+    n, code = question.sizes[0]
+    together: dict[float, list[str]] = {}
+    for source in (PRINTED_SOURCE, *(s for s in SOURCES if s != PRINTED_SOURCE)):
+        together.setdefault(prices.each[source], []).append(source)
+    marks = []
+    for each, sources in together.items():
+        saved = percent(prices.saved(each))
+        if saved is not None:
+            epsilon = system.epsilon(n, code, question.way(sources[0]))
+            text = f"{', '.join(sources)}: {saved} %, {epsilon.words}"
+            marks.append(Mark(x=each / unit, y=saved, text=text))
+    if prices.even is not None and prices.even > unit:
+        even = prices.even / unit
+        marks.append(Mark(x=even, y=0, text=f"break-even: {even:.1f} times the table's"))
+    return marks
+
+
+__all__ = ["DrawPrices", "applies", "facts", "figure", "table"]
