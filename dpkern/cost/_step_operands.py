@@ -50,23 +50,6 @@ def geometry(site: Site) -> dict[str, object]:
     return {"kernel_size": site.kernel, **{name: getattr(site, name) for name in names}}
 
 
-def spectrum_of(block: Block) -> Taps | None:
-    """Return the block's release map, whose norm is a spectrum's; None without a map.
-
-    Raises:
-        InvalidInput: another one.
-    """
-    release = block.release
-    if release is None or (isinstance(release, Taps) and release.norm in ("spectrum", "kept")):
-        return release
-    raise InvalidInput(
-        "samples",
-        expected="layers that are clipped by their gradient or by the norm of their spectrum",
-        got=f"parameter {block.index}, clipped by its {release.norm}",
-        remedy="Use samples='gradients' or 'released', or another kind of layer.",
-    )
-
-
 def summing(
     plan: Plan,
     clipped: Sequence[int],
@@ -76,11 +59,8 @@ def summing(
 ) -> Items:
     """Count norms, factors and sums of every clip group.
 
-    Layers without a release map whose site is known give norm and sum by their operands, the other
-    parameters come as per-sample gradients.
-
     Raises:
-        InvalidInput: another norm than these, or sums of integers.
+        InvalidInput: a layer with another norm than these, L1 bounds, or sums of integers.
     """
     if plan.p != 2 or plan.arithmetic == "exact":
         raise InvalidInput(
@@ -92,69 +72,137 @@ def summing(
     items: Items = []
     for group, shrunk in zip(plan.groups, clipped, strict=True):
         members = [plan.blocks[i] for i in group]
-        layers = [Layer.of(block, sites) for block in members]
-        given = [(b, layer) for b, layer in zip(members, layers, strict=True) if layer is not None]
-        others = [b for b, layer in zip(members, layers, strict=True) if layer is None]
-        grads = [shaped((batch, *block.shape), dtype) for block in others]
-        outs = [shaped(block.shape, dtype) for block in others]
+        found = [_layer(block, sites) for block in members]
+        layers = [layer for layer in found if layer is not None]
+        given = [block for block, layer in zip(members, found, strict=True) if layer is None]
+        written = [b for b, layer in zip(members, found, strict=True) if not _is_summed(layer)]
         factors = shaped((batch,), dtype)
-        for _, layer in given:
+        for layer in layers:
             items += layer.norm(batch, dtype)
-        if others:
+        if given:
+            grads = [shaped((batch, *block.shape), dtype) for block in given]
             items += call("ghost.explicit_norm", CLIP, grads)
-        parts = [shaped((batch,), torch.float64)] * (len(given) + bool(others))
+        parts = [shaped((batch,), torch.float64)] * (len(layers) + bool(given))
         how: dict[str, Any] = {"dtype": dtype, "automatic": plan.clipping == "automatic"}
-        items += call(
-            "ghost.clip_factors", CLIP, parts, members[0].bound, clipped=shrunk, **how
-        )
+        items += call("ghost.clip_factors", CLIP, parts, members[0].bound, clipped=shrunk, **how)
         entries = sum(math.prod(block.shape) for block in members)
         items += exact(f"{CLIP}: accumulators", glue.filled(entries))
-        for block, layer in given:
-            items += layer.sum(block, factors)
-        if others:
+        for layer in layers:
+            if layer.summed:
+                items += layer.sum(factors)
+        if written:
+            grads = [shaped((batch, *block.shape), dtype) for block in written]
+            outs = [shaped(block.shape, dtype) for block in written]
             items += call("ghost.contract", CLIP, grads, factors, outs)
     return items + exact(f"{CLIP}: which are finite", _told(len(plan.groups), batch))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose norm and sum are made of its operands.
+    """A layer whose norm is made of its operands.
 
     Attributes:
+        block: its parameter.
         site: its geometry.
-        release: its release map, or None: it is clipped by its gradient.
     """
 
+    block: Block
     site: Site
-    release: Taps | None
 
-    @classmethod
-    def of(cls, block: Block, sites: Sequence[Site]) -> Layer | None:
-        """Return the block's layer; None where it comes as per-sample gradients."""
-        release = spectrum_of(block)
-        if release is not None:
-            return cls(release.site, release)
-        site = sites[block.index] if sites else None
-        return None if site is None or site.kind == "other" else cls(site, None)
+    @property
+    def summed(self) -> bool:
+        """Whether the sum is made of the operands too, and not of gradients that are written."""
+        return True
 
     def norm(self, batch: int, dtype: torch.dtype) -> Items:
         """Count each sample's squared norm."""
-        if self.release is not None:
-            return _norm(self.release, batch, dtype)
-        x, g = operands(self.site, batch, dtype)
-        if self.site.kind == "circulant":
-            return call("spectral.circulant_norm", CLIP, x, g)
-        return call("ghost.conv_norm", CLIP, x, g, **geometry(self.site))
+        return call("spectral.circulant_norm", CLIP, *operands(self.site, batch, dtype))
 
-    def sum(self, block: Block, factors: torch.Tensor) -> Items:
+    def sum(self, factors: torch.Tensor) -> Items:
         """Count the weighted sum."""
-        if self.release is not None:
-            return _sum(self.release, block, factors)
         x, g = operands(self.site, len(factors), factors.dtype)
-        out = shaped(block.shape, factors.dtype)
-        if self.site.kind == "circulant":
-            return call("spectral.circulant_sum", CLIP, x, g, factors, out)
-        return call("ghost.conv_sum", CLIP, x, g, factors, out, **geometry(self.site))
+        out = shaped(self.block.shape, factors.dtype)
+        return call("spectral.circulant_sum", CLIP, x, g, factors, out)
+
+
+@dataclass(frozen=True)
+class WrittenLayer(Layer):
+    """A convolution whose per-sample gradients are written once, for norm and sum."""
+
+    @property
+    def summed(self) -> bool:
+        return False
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        x, g = operands(self.site, batch, dtype)
+        return call("ghost.conv_gradient", CLIP, x, g, **geometry(self.site))
+
+
+@dataclass(frozen=True)
+class WhitenedLayer(WrittenLayer):
+    """A convolution whose filtered gradients are written, and clipped in whitened coordinates."""
+
+    release: Taps
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        site, signal = self.site, self.release.signal
+        assert signal is not None
+        x, g = operands(site, batch, dtype)
+        items: Items = []
+        arguments = geometry(site)
+        if self.release.band is not None:
+            rows = site.least
+            how: dict[str, Any] = {"padding": site.padding, "rows": rows}
+            items += call("spectral.filtered", CLIP, x, band=self.release.band, **how)
+            x = shaped((*x.shape[:2], *rows), x.dtype)
+            arguments = {**arguments, "padding": (0,) * site.axes}
+        items += call("ghost.conv_gradient", CLIP, x, g, **arguments)
+        grads = shaped((batch, *self.block.shape), dtype)
+        matrix = shaped(signal.shape, torch.float64)
+        constants = exact(f"{CLIP}: gain", glue.each(matrix.numel(), MUL=1))
+        return items + constants + call("spectral.whitened_norm", CLIP, grads, matrix)
+
+
+@dataclass(frozen=True)
+class SpectrumLayer(Layer):
+    """A layer that is clipped by the norm of its spectrum, or of its kept part."""
+
+    release: Taps
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        return _norm(self.release, batch, dtype)
+
+    def sum(self, factors: torch.Tensor) -> Items:
+        return _sum(self.release, self.block, factors)
+
+
+def _is_summed(layer: Layer | None) -> bool:
+    return layer is not None and layer.summed
+
+
+def _layer(block: Block, sites: Sequence[Site]) -> Layer | None:
+    """Return how the block's norm is made; None where it comes as per-sample gradients.
+
+    Raises:
+        InvalidInput: a norm that is not counted.
+    """
+    release = block.release
+    if release is None:
+        site = sites[block.index] if sites else None
+        if site is None or site.kind == "other":
+            return None
+        return Layer(block, site) if site.kind == "circulant" else WrittenLayer(block, site)
+    if isinstance(release, Taps) and release.norm in ("spectrum", "kept"):
+        return SpectrumLayer(block, release.site, release)
+    whitened = isinstance(release, Taps) and release.norm == "release"
+    if whitened and release.signal is not None and release.site.kind == "conv" and sites:
+        return WhitenedLayer(block, release.site, release)
+    raise InvalidInput(
+        "samples",
+        expected="layers that are clipped by their gradient, spectrum or whitened coordinates",
+        got=f"parameter {block.index}, clipped by its {release.norm}",
+        remedy="Use samples='gradients' or 'released', or another kind of layer.",
+    )
 
 
 def _told(groups: int, batch: int) -> Counts:

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.counts import Counts, Itemised
+from ..base.counts import Counts
 from ..base.report import Figure, Mark, ReportTable, Series
+from ..ops.noise import TILE
 from ..step.noise_tables.named import SOURCES
-from . import processors
+from . import drawing, processors
 from ._numbers import percent, tidy
+from .autoencoder import noise_sample
 from .comparison import ComparisonSpec
 from .drawing import PRINTED_SOURCE
 from .processors import Processor
@@ -35,7 +37,8 @@ class DrawPrices:
     Attributes:
         mine, base: price without noise.
         draws, base_draws: noisy numbers of a record.
-        each: price of a noisy number by source.
+        each: price of a noisy number by source, of many.
+        reductions: reduction in percent by source, of this record, whose counts are whole numbers.
     """
 
     mine: float
@@ -43,25 +46,30 @@ class DrawPrices:
     draws: int
     base_draws: int
     each: dict[str, float]
+    reductions: dict[str, float | None]
 
     @classmethod
     def of(cls, question: ComparisonSpec, system: CostModel, machine: Processor) -> DrawPrices:
         """Return the prices at the question's first size."""
-        n, code = question.sizes[0]
-        baseline = question.baseline
+        size, baseline = question.sizes[0], question.baseline
 
-        def split(one: CostModel, source: str) -> tuple[Counts, Counts]:
-            return _split(one.form(n, code, question.way(source)))
+        def price(one: CostModel, source: str) -> float:
+            return question.price(one, machine, *size, source)
 
-        quiet, base_quiet = (split(one, PRINTED_SOURCE)[0] for one in (system, baseline))
-        draws = system.noise_draws(n)
-        each = {s: machine.price(split(system, s)[1]) / draws for s in SOURCES}
+        draws, base_draws = (one.noise_draws(size[0]) for one in (system, baseline))
+        read = machine.price(Counts(ADD=1) + noise_sample(question.options))
+        drawn = {
+            source: machine.price(drawing.coordinates(source, TILE).counts) / TILE
+            for source in SOURCES
+            if source != PRINTED_SOURCE
+        }
         return cls(
-            mine=machine.price(quiet),
-            base=machine.price(base_quiet),
+            mine=price(system, PRINTED_SOURCE) - draws * read,
+            base=price(baseline, PRINTED_SOURCE) - base_draws * read,
             draws=draws,
-            base_draws=baseline.noise_draws(n),
-            each=each,
+            base_draws=base_draws,
+            each={PRINTED_SOURCE: read, **drawn},
+            reductions={s: reduction(price(system, s), price(baseline, s)) for s in SOURCES},
         )
 
     @property
@@ -74,14 +82,6 @@ class DrawPrices:
     def saved(self, each: float) -> float | None:
         """Return the reduction in percent if noising a number costs ``each``."""
         return reduction(self.mine + self.draws * each, self.base + self.base_draws * each)
-
-
-def _split(items: Itemised) -> tuple[Counts, Counts]:
-    """Return what a record takes without noise, and its noise."""
-    noise = [i for i in items.items if i.name == "noise" or i.name.startswith("noise ")]
-    return items.counts - sum((i.counts for i in noise), Counts()), sum(
-        (i.counts for i in noise), Counts()
-    )
 
 
 def applies(question: ComparisonSpec) -> bool:
@@ -107,7 +107,7 @@ def facts(question: ComparisonSpec) -> list[dict[str, Any]]:
                     "baseline_noisy_numbers": prices.base_draws,
                     "price_by_source": {s: tidy(each) for s, each in prices.each.items()},
                     "reduction_percent_by_source": {
-                        s: percent(prices.saved(each)) for s, each in prices.each.items()
+                        s: percent(less) for s, less in prices.reductions.items()
                     },
                     "break_even": None if prices.even is None else tidy(prices.even),
                     "unpriced": machine.unpriced({"RNG": 1}) != {},
@@ -187,14 +187,14 @@ def _marks(
         together.setdefault(prices.each[source], []).append(source)
     marks = []
     for each, sources in together.items():
-        saved = percent(prices.saved(each))
+        saved = percent(prices.reductions[sources[0]])
         if saved is not None:
             epsilon = system.epsilon(n, code, question.way(sources[0]))
-            text = f"{', '.join(sources)}: {saved} %, {epsilon.words}"
+            text = f"{', '.join(sources)}: {f'{saved} %'.replace('-', '−')}, {epsilon.words}"
             marks.append(Mark(x=each / unit, y=saved, text=text))
     if prices.even is not None and prices.even > unit:
         even = prices.even / unit
-        marks.append(Mark(x=even, y=0, text=f"break-even: {even:.1f} times the table's"))
+        marks.append(Mark(x=even, y=0, text=f"break-even: {even:.1f}"))
     return marks
 
 

@@ -23,6 +23,8 @@ from ..base.errors import InvalidInput
 from ..ops import update
 from ..privacy.mechanisms import LabelMechanism, Mechanism, Site
 from ..privacy.mechanisms.examples import LAYERS, Example, ExampleLayer
+from ..privacy.mechanisms.plan import Plan
+from ..privacy.mechanisms.release import Taps
 from ..step.noise_tables.named import INLINE
 from . import steps
 
@@ -95,12 +97,25 @@ class StepForm:
         sites = self.sites(n, code, layer)
         how: dict[str, Any] = {"rule": RULE, "source": source}
         if self.layer(layer) == "conv":
+            self._check_conv(mechanism.plan([site.shape for site in sites]))
             how |= {"samples": "operands", "sites": sites}
         return steps.form(mechanism, [site.shape for site in sites], 1, **how)
 
     def sites(self, n: int, code: int, layer: str | None = None) -> tuple[Site, ...]:
         """Return the geometry of the parameters that the mechanism trains."""
         return ExampleLayer(n, code, self.layer(layer)).sites
+
+    def _check_conv(self, plan: Plan) -> None:
+        """Refuse norms of a convolution that no form counts."""
+        maps = [block.release for block in plan.blocks if block.release is not None]
+        if plan.p == 2 and all(isinstance(release, Taps) for release in maps):
+            return
+        raise InvalidInput(
+            "layer",
+            expected=f"dense with {self.title}",
+            got="conv, whose gradient it clips in L1 or in coordinates of its own: not counted",
+            remedy="Pass --layer dense, and leave mechanisms of the frequency domain out.",
+        )
 
     def _refuse_others(self, source: str, layer: str | None) -> None:
         if source != INLINE:
@@ -110,7 +125,8 @@ class StepForm:
                 "layer",
                 expected=f"none with {self.title}",
                 got=layer,
-                remedy="Leave --layer out: labels are released before any layer is trained.",
+                remedy="Compare it without --layer and without mechanisms of the frequency domain: "
+                "labels are released before any layer is trained.",
             )
 
     def _refuse_source(self, source: str, why: str) -> None:
