@@ -192,11 +192,12 @@ def _layer(block: Block, sites: Sequence[Site]) -> Layer | None:
         if site is None or site.kind == "other":
             return None
         return Layer(block, site) if site.kind == "circulant" else WrittenLayer(block, site)
-    if isinstance(release, Taps) and release.norm in ("spectrum", "kept"):
-        return SpectrumLayer(block, release.site, release)
-    whitened = isinstance(release, Taps) and release.norm == "release"
-    if whitened and release.signal is not None and release.site.kind == "conv" and sites:
-        return WhitenedLayer(block, release.site, release)
+    if isinstance(release, Taps):
+        if release.norm in ("spectrum", "kept"):
+            return SpectrumLayer(block, release.site, release)
+        whitened = release.norm == "release" and release.signal is not None
+        if whitened and release.site.kind == "conv" and sites:
+            return WhitenedLayer(block, release.site, release)
     raise InvalidInput(
         "samples",
         expected="layers that are clipped by their gradient, spectrum or whitened coordinates",

@@ -4,8 +4,8 @@ Per user, that is per training sample, of a single or distributed autoencoder wi
 and a code of ``l``: Steps 3 and 5 of SPOF's Algorithm 1, Steps 4 and 6 of its Algorithm 2 (DP-SGD),
 and the functional mechanism (FM), which is SPOF without the stabilisation constant. Printed:
 (19 + l) n and 80 n + 283 on the AMD K7. ``CountOptions`` switches on what the paper counts wrongly
-or leaves out. The printed noise is a read of a table of ready-made samples; ``source`` names another
-(``drawing``).
+or leaves out. The printed noise is a read of a table of ready-made samples; ``source`` names
+another one (``drawing``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 from ..base import validate as check
 from ..base.counts import Counts, Item, Itemised
-from . import drawing
 from ..step.noise_tables.named import SOURCES
+from . import drawing
 from .drawing import PRINTED_SOURCE
 
 

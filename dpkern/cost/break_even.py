@@ -32,7 +32,7 @@ _POINTS = 33
 
 @dataclass(frozen=True, kw_only=True)
 class DrawPrices:
-    """What two systems cost as a function of the price of one noisy number.
+    """The prices of two systems as functions of the price of one noisy number.
 
     Attributes:
         mine, base: price without noise.
@@ -167,7 +167,8 @@ def figure(question: ComparisonSpec) -> Figure | None:
         title=f"What {system.title} saves against {question.baseline.title} as noise becomes real, "
         f"n = {n}, l = {code}",
         caption=f"Left: a table of samples that are read again and again, without any guarantee. "
-        f"Right: noise that is drawn. Sources are marked for {machines[0].title}.",
+        f"Right: noise that is drawn. Marked for {machines[0].title}: sources, epsilon claimed "
+        "/ certified.",
         kind="lines",
         x_label="price of a noisy number / price of one from the table",
         y_label="% saved",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..privacy import accounting
+from ..privacy.accounting.tails import variation_cost
 from ..privacy.mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
 from ..privacy.mechanisms.objective import near_law
 from ..step.noise_tables.named import source_of
@@ -27,7 +28,7 @@ class EpsilonFact:
     Attributes:
         claimed: epsilon that the mechanism's source claims; infinite with noise that repeats.
         certified: proved epsilon.
-        delta: the delta of both; of a record, what the noise's tails and table take.
+        delta: the delta of both; of a record, what the noise's table takes of the claim.
         of: what it is the epsilon of.
     """
 
@@ -38,11 +39,9 @@ class EpsilonFact:
 
     @property
     def words(self) -> str:
-        """The epsilon beside a bar."""
-        if self.claimed == self.certified:
-            return f"ε {accounting.shown_bound(self.certified)}"
-        claimed, certified = map(accounting.shown_bound, (self.claimed, self.certified))
-        return f"ε {claimed} claimed, {certified} certified"
+        """The epsilon beside a bar: claimed / certified, or once if they are equal."""
+        both = dict.fromkeys(map(accounting.shown_bound, (self.claimed, self.certified)))
+        return f"ε {' / '.join(both)}".replace("inf", "∞")
 
 
 def of_record(mechanism: ObjectivePerturbation, draws: int, source: str) -> EpsilonFact:
@@ -55,19 +54,18 @@ def of_record(mechanism: ObjectivePerturbation, draws: int, source: str) -> Epsi
     """
     made = source_of(source)
     unprotected = made is not None and made.warning
+    of = "one visit of one record"
+    if unprotected:
+        return EpsilonFact(claimed=math.inf, certified=math.inf, delta=1.0, of=of)
+    variation = 0.0 if made is None else made.variation
     secret = mechanism.certificate(visits=1, seeded=False, coordinates=draws)
-    found = near_law(secret, variation=0.0 if made is None else made.variation, draws=draws)
-    return EpsilonFact(
-        claimed=math.inf if unprotected else mechanism.epsilon_claimed(),
-        certified=math.inf if unprotected else found.epsilon,
-        delta=1.0 if unprotected else found.delta,
-        of="one visit of one record",
-    )
+    found = near_law(secret, variation=variation, draws=draws)
+    claimed = mechanism.epsilon_claimed()
+    delta = max(found.delta, variation_cost(claimed) * draws * variation)
+    return EpsilonFact(claimed=claimed, certified=found.epsilon, delta=delta, of=of)
 
 
-def of_release(
-    mechanism: Mechanism, shapes: Sequence[tuple[int, ...]], source: str
-) -> EpsilonFact:
+def of_release(mechanism: Mechanism, shapes: Sequence[tuple[int, ...]], source: str) -> EpsilonFact:
     """Return the epsilon of one release in which the record takes part, at ``DELTA``.
 
     Args:

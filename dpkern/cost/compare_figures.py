@@ -13,6 +13,8 @@ from .processors import Processor
 from .sensitivity import reduction, sensitivities
 from .systems import CostModel
 
+_BESIDE = "Beside each bar: source of the noise, epsilon claimed / certified."
+
 
 def figures(
     question: ComparisonSpec, turns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
@@ -45,20 +47,20 @@ def _stacked(question: ComparisonSpec, rows: Sequence[dict[str, Any]]) -> list[F
         Figure(
             name="operations",
             title=f"Operations of one step, {where}",
-            caption=f"How often each operation of {machine.title} occurs in one step.",
+            caption=f"How often each operation of {machine.title} occurs in one step. {_BESIDE}",
             kind="stacked",
             horizontal=len(bars) > 2,
-            x_label="mechanism, noise, epsilon",
+            x_label="mechanism, noise, ε claimed / certified",
             y_label="operations",
             series=[Series(label=o, x=titles, y=[c.get(o, 0) for c in done]) for o in present],
         ),
         Figure(
             name="cost",
             title=f"Cost of one step, {where}",
-            caption="The same operations by their price: what the rarer ones weigh.",
+            caption=f"The same operations by their price: what the rarer ones weigh. {_BESIDE}",
             kind="stacked",
             horizontal=len(bars) > 2,
-            x_label="mechanism, noise, epsilon",
+            x_label="mechanism, noise, ε claimed / certified",
             y_label=machine.unit,
             series=[
                 Series(label=o, x=titles, y=[tidy(c.get(o, 0) * machine.costs[o]) for c in done])

@@ -12,10 +12,10 @@ from typing import Any
 from ..base import validate as check
 from ..base.counts import Counts
 from ..base.errors import InvalidInput
-from . import processors
-from ._numbers import percent, tidy
 from ..privacy.mechanisms.examples import LAYERS
 from ..step.noise_tables.named import INLINE, SOURCES
+from . import processors
+from ._numbers import percent, tidy
 from .autoencoder import PRINTED, VARIANTS, CountOptions
 from .drawing import PRINTED_SOURCE
 from .processors import Processor
@@ -267,9 +267,7 @@ def _turns(
     def price(code: int, of: CostModel = system) -> float:
         return question.price(of, machine, *size(code), axis["noise"])
 
-    found = crossovers(
-        _grid(largest), lambda code: price(code) - price(code, question.baseline)
-    )
+    found = crossovers(_grid(largest), lambda code: price(code) - price(code, question.baseline))
     return {
         **_pair(question, machine, system),
         **axis,

@@ -1,4 +1,4 @@
-"""What the noise of one coordinate takes, from each source of noise.
+"""Count the noise of a coordinate, from each source of noise.
 
     table     the published read, and one addition; the samples are ready-made and repeat
     inline    the draw from fresh keystream words, the bits of stochastic rounding, and the release

@@ -13,7 +13,6 @@ Mechanisms are compared at one layer. In a convolution all sums are floating-poi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +58,7 @@ class StepForm:
         given: dict[str, Any] = self.example.at(ExampleLayer(n, code, self.layer(layer)))
         made = self.kind(**given)
         if layer == "conv" and getattr(made, "arithmetic", "float") != "float":
-            made = replace(made, arithmetic="float")  # type: ignore[call-arg]
+            made = replace(made, arithmetic="float")  # type: ignore[type-var]
         return made
 
     def layer(self, layer: str | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..base import validate as check
 from ..base.counts import Itemised
@@ -88,7 +89,7 @@ def _appendix(name: str, title: str, reference: str, mechanism: ObjectivePerturb
     )
 
 
-_PAPER = {"epsilon": 1.0, "mode": "published"}
+_PAPER: dict[str, Any] = {"epsilon": 1.0, "mode": "published"}
 _APPENDIX = (
     _appendix("spof", "SPOF", "SPOF, Appendix G: Algorithm 1, Steps 3 and 5", SPOF(**_PAPER)),
     _appendix(

@@ -6,6 +6,7 @@ from ..base.errors import InvalidInput, PrivacyError
 from ..privacy.mechanisms import Mechanism
 from ..step.noise_tables import NoiseSource
 
+
 def check_target(source: NoiseSource | None) -> None:
     """Refuse to calibrate noise to an epsilon that its source cannot have.
 

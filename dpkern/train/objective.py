@@ -12,7 +12,7 @@ from ..objective.methods import VisitSchedule
 from ..objective.records import GENERATED, Records
 from ..objective.spof import SpofTraining
 from ..step.noise_tables import NoiseSource, named
-from . import noise_sources, objective_mechanism, objective_report
+from . import objective_mechanism, objective_report
 from .base import BaseSession
 from .display import SummaryTable
 from .objective_options import CodeOptions, RecordOptions, read_bounds

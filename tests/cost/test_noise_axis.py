@@ -50,7 +50,7 @@ def test_the_saving_falls_below_zero_as_noise_becomes_real(
 
 
 def test_a_private_number_by_hand() -> None:
-    """48 + 16 bits a number, the draw's, bits' and release's operations, of 14 and of 28 numbers."""
+    """48 + 16 bits a number, and the operations of draw, bits and release."""
     for system, numbers in (("spof", 28), ("dpsgd-da", 14)):
         items = {i.name: i.counts for i in op_count(system, 14, 7, source="inline").items}
         assert "noise" not in items
@@ -119,7 +119,7 @@ def test_spof_draws_twice_what_dp_sgd_draws() -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_whole_steps_count_what_runs(source: str, arithmetic: str, law: type[Mechanism]) -> None:
     shapes = [(3, 5), (700,)]
-    mechanism = law(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic=arithmetic)  # type: ignore
+    mechanism = law(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic=arithmetic)  # type: ignore[call-arg]
     params = [torch.randn(shape) for shape in shapes]
     given: dict[str, Any] = {"optimizer": update.SGD(lr=0.1), "unsafe_seed": 3}
     given |= {"expected_batch_size": 2.0, "sample_rate": 0.1, "noise_source": source_of(source)}
@@ -156,8 +156,8 @@ def test_epsilon_stands_beside_every_cost() -> None:
     assert "48.51 % more with inline" in report.summary
     figures = {figure.name: figure for figure in report.figures}
     bars = list(dict.fromkeys(figures["cost"].series[0].x))
-    assert bars[0] == "SPOF, table, ε inf"
-    assert "SPOF, inline, ε 1 claimed, inf certified" in bars
+    assert bars[0] == "SPOF, table, ε ∞"
+    assert "SPOF, inline, ε 1 / ∞" in bars
     assert len(bars) == 3 * 4
 
 
@@ -202,7 +202,7 @@ def test_the_figure_of_the_saving_falls_through_zero() -> None:
         assert y[0] > 0 > y[-1]
     assert (figure.series[0].label, figure.series[0].y[0]) == ("AMD K7", 74.06)
     marks = {mark.text.split(":")[0]: mark for mark in figure.marks}
-    assert marks["table"].text.endswith("ε inf")
+    assert marks["table"].text.endswith("ε ∞")
     assert marks["break-even"].y == 0
     assert marks["break-even"].x == pytest.approx(81.21 / 7, abs=0.01)
 

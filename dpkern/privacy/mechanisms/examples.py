@@ -51,9 +51,15 @@ class ExampleLayer:
         if self.kind == "dense":
             weights = Site(kind="other", shape=(code, n))
         elif self.kind == "conv":
-            maps = {"input": (n, n), "output": (n, n)}
-            ones = {name: (1, 1) for name in ("stride", "padding", "dilation")}
-            weights = Site(kind="conv", shape=(code, code, 3, 3), **maps, **ones)
+            weights = Site(
+                kind="conv",
+                shape=(code, code, 3, 3),
+                input=(n, n),
+                output=(n, n),
+                stride=(1, 1),
+                padding=(1, 1),
+                dilation=(1, 1),
+            )
         else:
             shape = 1, -(-n // code), code
             weights = Site(kind="circulant", shape=shape, input=(1,), output=(1,))
