@@ -92,6 +92,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("accountant", summary["accountant"]),
             ("certified for", summary["certified_for"]),
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
+            *_covered(summary),
             ("noise multiplier", upper(summary["noise_multiplier"])),
             ("max grad norm", summary["max_grad_norm"]),
             ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
@@ -102,6 +103,12 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
         data=summary["data_warnings"],
         last=last,
     )
+
+
+def _covered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the row of mechanisms of the frequency domain."""
+    covered = summary.get("frequency_domain")
+    return [] if covered is None else [("frequency domain", covered["text"])]
 
 
 def _audit(audit: Mapping[str, Any]) -> str:
