@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.errors import InvalidInput
+from ..base.rng import Key
 from ..base.threads import torch_threads
 from ..nn.polynomial import PowerCoefficients
 from ..objective import adlm as trainer
@@ -232,6 +235,26 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             "steps": self.steps_done,
             "data_warnings": list(self.warnings),
         }
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        model, shape = self.options.model, self.data.row_shape
+        network = trainer.build(
+            model.architecture(shape), shape, self.data.classes, seed=model.init_seed
+        )
+        data = replace(self.data, x=self.data.x_test, y=self.data.y_test)  # not protected
+
+        def step() -> None:
+            AdlmTraining(
+                data,
+                self.training.released,
+                [copy.deepcopy(network)],
+                AdlmSchedule(lr=model.lr, epochs=1),
+                seeds=[0],
+                keys=[Key.from_unsafe_seed(0)],
+            ).advance()
+
+        numbers = sum(p.numel() for p in network.parameters())
+        return step, f"one step of {self.training.batch} released rows", numbers
 
     def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return adlm_report.drawn(summary, self.history)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..privacy.mechanisms import AdLM
+from . import step_costs
 from .display import SummaryTable, upper
 from .objective_report import title
 from .report import FigureSpec
@@ -69,6 +70,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("label noise", drawn["labels"]),
             ("relevance noise", relevances and f"Laplace, scale {relevances:.5g}"),
             ("epochs, steps", f"{summary['visits']}, {summary['steps']}"),
+            ("costs", step_costs.in_words(summary["costs"])),
         ),
         data=summary["data_warnings"],
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..privacy.accounting import shown_bound, shown_lower_bound
 from ..privacy.accounting.shown import LowerBound, ShownBound, UpperBound
+from . import step_costs
 from .display import SummaryTable, upper
 from .report import FigureSpec
 
@@ -99,6 +100,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("steps", summary["steps"]),
             ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
             ("backend, arithmetic", ", ".join(arithmetic)),
+            ("costs", step_costs.in_words(summary["costs"])),
         ),
         data=summary["data_warnings"],
         last=last,

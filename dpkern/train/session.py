@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -267,6 +267,11 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             "test_note": "held-out rows are not protected by epsilon",
             "backend": self.backend,
         }
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        step = self.training.step
+        of = f"one step of {round(step.expected_batch_size)} generated samples"
+        return self.training.example(self.options.run.noise_source), of, step.plan.dimension
 
     def _sections(self) -> dict[str, Any]:
         """Return training losses and counts, only where they were requested."""
