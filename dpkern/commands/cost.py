@@ -73,6 +73,20 @@ def count(
     processor: Annotated[
         str, typer.Option(help=f"One of {', '.join(available())}, or your own TOML file.")
     ] = "k7",
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Source of the noise, one of {', '.join(SOURCES)}. table protects nothing.",
+            show_default="table for spof, fm and dpsgd-da, else inline",
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Layer of a whole step, one of {', '.join(LAYERS)}.",
+            show_default="circulant for a mechanism of the frequency domain, else dense",
+        ),
+    ] = None,
     mode: Mode = "published",
     settings: Settings = None,
     format: Format = "text",
@@ -82,7 +96,14 @@ def count(
     """Count one mechanism and shape, line by line: closed form beside a counted run."""
     options = counting(mode, settings)
     publish(
-        lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
+        lambda: three_ways.report(
+            mechanism,
+            size=(n, l),
+            processor=processor,
+            options=options,
+            noise=noise,
+            layer=layer,
+        ),
         format,
         out,
         figures,

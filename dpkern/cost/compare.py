@@ -49,13 +49,14 @@ def report(
     weights = comparison.weights(question)
     corrections = comparison.corrections(question)
     evens = break_even.facts(question)
-    first = *question.sizes[0], question.options
-    runs = {s.name: executed(s, *first) for s in question.systems if s.traced}
+    first, options = question.sizes[0], question.options
+    runs = {s.name: executed(s, *first, options) for s in question.systems if s.traced}
     executions = [{"mechanism": name, **run} for name, run in runs.items()]
     evidence = {}
     for system in question.systems:
         run = runs.get(system.name)
-        evidence[system.name] = total_evidence(known(system, *first, run), run)
+        itemised = known(system, *first, question.first, run)
+        evidence[system.name] = total_evidence(itemised, run)
     return Report(
         name="compare-" + "-".join(system.name for system in question.systems),
         title=" against ".join(

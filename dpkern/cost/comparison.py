@@ -12,7 +12,6 @@ from typing import Any
 from ..base import validate as check
 from ..base.counts import Counts
 from ..base.errors import InvalidInput
-from ..privacy.mechanisms.examples import LAYERS
 from ..step.noise_tables.named import INLINE, SOURCES
 from . import processors
 from ._numbers import percent, tidy
@@ -20,7 +19,7 @@ from .autoencoder import PRINTED, VARIANTS, CountOptions
 from .drawing import PRINTED_SOURCE
 from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
-from .systems import SYSTEMS, CostModel, CountWay, check_options, check_size
+from .systems import SYSTEMS, CostModel, CountWay, check_layer, check_options, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,17 +164,9 @@ def _sources(systems: Sequence[CostModel], noise: Sequence[str] | None) -> tuple
 
 def _layer(systems: Sequence[CostModel], layer: str | None) -> str | None:
     """Return the one kind of layer that whole steps are compared at."""
-    whole = [system for system in systems if not system.traced]
+    check_layer(systems, layer)
     if layer is None:
-        return "conv" if any(system.spectral for system in whole) else None
-    check.choice(LAYERS, layer=layer)
-    if not whole:
-        raise InvalidInput(
-            "layer",
-            expected="none with the steps of Appendix G",
-            got=layer,
-            remedy="Leave --layer out: they are those of an autoencoder.",
-        )
+        return "conv" if any(system.spectral for system in systems) else None
     return layer
 
 

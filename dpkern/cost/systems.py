@@ -10,6 +10,7 @@ from ..base import validate as check
 from ..base.counts import Itemised
 from ..base.errors import InvalidInput
 from ..privacy.mechanisms import FM, SPOF, LabelMechanism, ObjectivePerturbation, OutputSGD
+from ..privacy.mechanisms.examples import LAYERS
 from ..step.noise_tables.named import INLINE
 from . import autoencoder, claims, step_systems
 from .autoencoder import PRINTED, CountOptions
@@ -150,6 +151,24 @@ def check_options(systems: Sequence[CostModel], options: CountOptions) -> None:
         )
 
 
+def check_layer(systems: Sequence[CostModel], layer: str | None) -> None:
+    """Refuse a kind of layer that is unknown, or that changes nothing.
+
+    Raises:
+        InvalidInput: as said.
+    """
+    if layer is None:
+        return
+    check.choice(LAYERS, layer=layer)
+    if all(system.traced for system in systems):
+        raise InvalidInput(
+            "layer",
+            expected="none with the steps of Appendix G",
+            got=layer,
+            remedy="Leave --layer out: they are those of an autoencoder.",
+        )
+
+
 SYSTEMS: dict[str, CostModel] = {
     **{system.name: system for system in _APPENDIX},
     **{name: _step(name, step) for name, step in step_systems.systems().items()},
@@ -162,6 +181,7 @@ __all__ = [
     "SYSTEMS",
     "CostModel",
     "CountWay",
+    "check_layer",
     "check_options",
     "check_size",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +132,8 @@ def test_whole_steps_count_what_runs(source: str, arithmetic: str, law: type[Mec
         step.finish()
 
     run()
+    if source == "ring":
+        _wait_for(step)
     found = _exact(counting.count(run).items)
     form = steps.form(mechanism, shapes, 2, rule=given["optimizer"], source=source)
     ahead = Itemised(tuple(i for i in form.items if i.name.endswith(", ahead")))
@@ -139,6 +142,16 @@ def test_whole_steps_count_what_runs(source: str, arithmetic: str, law: type[Mec
     # A ring's producer works on another thread: 3 tiles of draws, and of bits for floats.
     words = 3 * (768 + 256 * (arithmetic == "float"))
     assert ahead.counts["RNG"] == (words if source == "ring" else 0)
+
+
+def _wait_for(step: DPStep) -> None:
+    """Wait for the ring's blocks: a step that needs one earlier helps to fill it."""
+    ring: Any = step._supply.source
+    for _ in range(1000):
+        if all(block.work.done() for block in ring._blocks):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the ring's thread has not filled its blocks")
 
 
 def _exact(items: Itemised) -> dict[tuple[str, str], Counts]:
