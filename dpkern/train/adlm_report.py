@@ -68,9 +68,10 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}"),
             ("input noise", f"Laplace, scale {inputs['least']:.5g} to {inputs['most']:.5g}"),
             ("label noise", drawn["labels"]),
+            ("noise source", drawn["source"]),
             ("relevance noise", relevances and f"Laplace, scale {relevances:.5g}"),
             ("epochs, steps", f"{summary['visits']}, {summary['steps']}"),
-            ("costs", step_costs.in_words(summary["costs"])),
+            *step_costs.rows(summary),
         ),
         data=summary["data_warnings"],
     )

@@ -100,7 +100,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("steps", summary["steps"]),
             ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
             ("backend, arithmetic", ", ".join(arithmetic)),
-            ("costs", step_costs.in_words(summary["costs"])),
+            *step_costs.rows(summary),
         ),
         data=summary["data_warnings"],
         last=last,

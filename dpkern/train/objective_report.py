@@ -106,7 +106,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("users, records", f"{public['users']} x {public['records_per_user']}"),
             ("bounds", public["bounds"]),
             ("visits, steps", f"{summary['visits']}, {summary['steps']}"),
-            ("costs", step_costs.in_words(summary["costs"])),
+            *step_costs.rows(summary),
         ),
         data=summary["data_notes"],
     )

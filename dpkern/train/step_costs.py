@@ -18,7 +18,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from threading import get_ident
 from typing import Any
@@ -106,11 +106,11 @@ def costs_of(step: Callable[[], object], *, of: str, numbers: int) -> dict[str, 
     counter = _Recorder(execute=numbers <= COUNTED_NUMBERS)
     with dispatch.intercepted(counter):
         step()
-    rows = []
+    each_op = []
     for name, row in counter.ops.items():
         each = [ops[name].seconds for ops in timed if name in ops]
         row.seconds = statistics.median(each) if each else 0.0
-        rows.append(_row(name, row))
+        each_op.append(_row(name, row))
     found = list(counter.ops.values())
     closed, counted = (sum(_operations(c) for c in cs) for cs in zip(*_pairs(found), strict=True))
     return {
@@ -133,18 +133,22 @@ def costs_of(step: Callable[[], object], *, of: str, numbers: int) -> dict[str, 
             "seconds_in_ops": sum(row.seconds for row in found),
             "peak_resident_bytes": _resident(),
         },
-        "ops": rows,
+        "ops": each_op,
     }
 
 
-def in_words(costs: dict[str, Any]) -> str:
-    """Return the row of a report's table."""
+def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of a report's table; none of a summary without costs."""
+    costs = summary.get("costs")
+    if costs is None:
+        return []
     closed, counted, measured = costs["closed"], costs["counted"], costs["measured"]
-    return (
+    said = (
         f"{closed['operations']:,} operations, {closed['bytes']:,} bytes closed; "
         f"{counted['operations']:,}, {counted['bytes']:,} counted ({counted['evidence']}); "
         f"{1e3 * measured['seconds']:.3g} ms"
     )
+    return [(f"costs of {costs['of']}", said)]
 
 
 def _can_count(op: str, given: dict[str, Any]) -> bool:
@@ -199,4 +203,4 @@ def _resident() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-__all__ = ["COUNTED_NUMBERS", "OpCosts", "costs_of", "in_words"]
+__all__ = ["COUNTED_NUMBERS", "OpCosts", "costs_of", "rows"]
