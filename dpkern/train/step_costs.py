@@ -144,11 +144,11 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     closed, counted, measured = costs["closed"], costs["counted"], costs["measured"]
     said = (
-        f"{closed['operations']:,} operations, {closed['bytes']:,} bytes closed; "
+        f"{costs['of']}: {closed['operations']:,} operations, {closed['bytes']:,} bytes closed; "
         f"{counted['operations']:,}, {counted['bytes']:,} counted ({counted['evidence']}); "
         f"{1e3 * measured['seconds']:.3g} ms"
     )
-    return [(f"costs of {costs['of']}", said)]
+    return [("costs", said)]
 
 
 def _can_count(op: str, given: dict[str, Any]) -> bool:
