@@ -27,10 +27,12 @@ from ..cost.processors import available
 from ..cost.systems import SYSTEMS
 from ..engine.demo.models import ALL_MODELS
 from ..engine.named import MODES, NAMES
+from ..privacy.mechanisms.examples import LAYERS
 from ..reports import files, three_ways
 from ..reports import model as cost_model
 from ..reports.text import as_text
 from ..step.noise_tables import TableShape
+from ..step.noise_tables.named import SOURCES
 
 app = typer.Typer(
     help="Count, compare and measure what private training costs.",
@@ -71,6 +73,20 @@ def count(
     processor: Annotated[
         str, typer.Option(help=f"One of {', '.join(available())}, or your own TOML file.")
     ] = "k7",
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Source of the noise, one of {', '.join(SOURCES)}. table protects nothing.",
+            show_default="table for spof, fm and dpsgd-da, else inline",
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Layer of a whole step, one of {', '.join(LAYERS)}.",
+            show_default="circulant for a mechanism of the frequency domain, else dense",
+        ),
+    ] = None,
     mode: Mode = "published",
     settings: Settings = None,
     format: Format = "text",
@@ -80,7 +96,14 @@ def count(
     """Count one mechanism and shape, line by line: closed form beside a counted run."""
     options = counting(mode, settings)
     publish(
-        lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
+        lambda: three_ways.report(
+            mechanism,
+            size=(n, l),
+            processor=processor,
+            options=options,
+            noise=noise,
+            layer=layer,
+        ),
         format,
         out,
         figures,
@@ -101,6 +124,21 @@ def compare(
         str,
         typer.Option(help=f"Several of {', '.join(available())}, or TOML files, with commas."),
     ] = "k7",
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Sources of the noise, several of {', '.join(SOURCES)} with commas. table "
+            "protects nothing.",
+            show_default="all for spof, fm and dpsgd-da, else inline",
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Layer of whole steps, one of {', '.join(LAYERS)}, the same for all.",
+            show_default="conv with a mechanism of the frequency domain, else dense",
+        ),
+    ] = None,
     mode: Mode = "published",
     settings: Settings = None,
     format: Format = "text",
@@ -125,6 +163,8 @@ def compare(
             sizes=list(zip(features, codes, strict=True)),
             processors=listed(processor),
             options=options,
+            noise=None if noise is None else listed(noise),
+            layer=layer,
         ),
         format,
         out,

@@ -13,9 +13,9 @@ from ..base.csv_reader import HEADERS
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
+from ..step.noise_tables.named import SOURCES
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
-from ..train.noise_sources import SOURCES
 from ..train.objective_options import CodeOptions, RecordOptions
 from ..train.options import (
     ARITHMETICS,

@@ -28,9 +28,10 @@ FREE = frozenset(
         *("t", "transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind"),
         *("as_strided", "split", "split_with_sizes", "lift_fresh", "empty", "empty_like"),
         *("new_empty", "empty_strided", "_record_function_enter_new", "_record_function_exit"),
+        "set",
     }
 )
-"""Views, uninitialised memory, and marks for a profiler."""
+"""Views, memory under another name, uninitialised memory, and marks for a profiler."""
 
 
 def logarithm(n: int) -> int:

@@ -36,6 +36,16 @@ def _contract(grads: Any, factors: torch.Tensor, *_: Any) -> Facts:
     return {"dropped": len(factors) - int(torch.count_nonzero(factors))}
 
 
+def _clip_factors(
+    squares: Sequence[torch.Tensor], max_grad_norm: float, *, scale: float = 1.0, **_: Any
+) -> Facts:
+    """Count the samples that are not finite, and those beyond the bound."""
+    norms = torch.stack([square.double() for square in squares]).sum(0).sqrt() * abs(scale)
+    finite = torch.isfinite(norms)
+    over = norms[finite] > max_grad_norm * clip.SLACK
+    return {"clipped": int(over.sum()), "nonfinite": int((~finite).sum())}
+
+
 def _project(params: Sequence[torch.Tensor], onto: update.Projection) -> Facts:
     if not isinstance(onto, update.Ball):
         return {}
@@ -45,6 +55,7 @@ def _project(params: Sequence[torch.Tensor], onto: update.Projection) -> Facts:
 
 _FACTS: dict[str, Callable[..., Facts]] = {
     "clip.clip_sum": _clip_sum,
+    "ghost.clip_factors": _clip_factors,
     "ghost.contract": _contract,
     "ghost.explicit_integer_sum": _contract,
     "update.project": _project,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ import torch
 from ..base.counts import Counts
 from ..base.rng import Purpose
 from ..ops import clip, update
-from ..privacy.mechanisms import Mechanism
+from ..privacy.mechanisms import Mechanism, Site
 from ..privacy.mechanisms.plan import Block, Plan, first_positions
+from ..step.noise_tables.named import INLINE
 from . import _glue as glue
+from . import drawing
 from ._glue import WIDE
 from ._ops import call, shaped, stream
 from ._step_maps import Items, centred, exact, signal
@@ -41,6 +43,8 @@ class CountSetting:
         clipped: number of samples that each clip group really clips.
         number: number of the step, from 1.
         samples: input of ``add``, one of ``SAMPLES``.
+        source: source of the noise.
+        sites: geometry of the parameters, where it is known.
     """
 
     mechanism: Mechanism
@@ -51,6 +55,8 @@ class CountSetting:
     clipped: tuple[int, ...]
     number: int
     samples: str
+    source: str = INLINE
+    sites: tuple[Site, ...] = ()
 
     @property
     def learns(self) -> bool:
@@ -68,7 +74,7 @@ def adding(s: CountSetting, plan: Plan) -> Items:
     if s.samples == "sum":
         return _taken_over(s, plan)
     if s.samples == "operands":
-        made = summing(plan.blocks, plan.groups, s.clipped, s.batch, s.dtype)
+        made = summing(plan, s.clipped, s.batch, s.dtype, s.sites)
         return made + _taken_over(s, plan)
     if s.samples == "released":
         shapes = [block.signal_shape for block in plan.blocks]
@@ -175,7 +181,7 @@ def _clipped(
 
 def finishing(s: CountSetting, plan: Plan) -> Items:
     """Count ``DPStep.finish()``."""
-    items: Items = []
+    items: Items = _made_ahead(s, plan)
     if plan.noise_point == "per_sample":
         items += exact(f"{NOISE}: number of samples", glue.read_out())
     if plan.importance is not None:
@@ -196,6 +202,16 @@ def finishing(s: CountSetting, plan: Plan) -> Items:
         left = [b for b in plan.blocks if b not in ready]
         items += _updated(s, plan, ready, noised=False) + _updated(s, plan, left, noised=True)
     return items
+
+
+def _made_ahead(s: CountSetting, plan: Plan) -> Items:
+    """Count what a ring's producer does for one step, in whole tiles."""
+    if s.source != "ring" or plan.distribution is None:
+        return []
+    noised = [b for b in plan.blocks if b.noise_scale > 0]
+    count = max((b.first_position + b.size for b in noised), default=0)
+    made = drawing.made_ahead(plan.distribution, 0, count, rounding=plan.arithmetic == "float")
+    return [replace(item, name=f"{NOISE}: {item.name}, ahead") for item in made.items]
 
 
 def _fused(block: Block, plan: Plan) -> bool:
@@ -226,7 +242,14 @@ def _weighed(s: CountSetting, plan: Plan) -> Items:
     return items + lines.items
 
 
-def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: float | None) -> Items:
+def _noise(
+    phase: str,
+    values: torch.Tensor,
+    law: str,
+    position: int,
+    scale: float | None,
+    source: str = INLINE,
+) -> Items:
     purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
     return call(
         "noise.add_noise",
@@ -237,6 +260,7 @@ def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: flo
         distribution=law,
         scale=scale,
         rounding=None if scale is None else stream(Purpose.ROUNDING),
+        draws=drawing.source_draws(source, law, values.numel(), rounding=scale is not None),
     )
 
 
@@ -250,7 +274,8 @@ def _gradient(s: CountSetting, plan: Plan, block: Block) -> Items:
     if plan.distribution is not None and block.noise_scale > 0:
         values = shaped(block.release_shape, dtype)
         scale = None if exact_sums else block.noise_scale
-        noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
+        place = block.first_position
+        noised = _noise(NOISE, values, plan.distribution, place, scale, s.source)
     if release is None or release.is_identity:
         return noised + exact(f"{UPDATE}: formats", glue.converted(n, dtype, s.dtype)) + scaled
     restored = Counts()
@@ -277,12 +302,14 @@ def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bo
     sums = [shaped(b.shape, _sums_dtype(s, plan) if noised else s.dtype) for b in blocks]
     drawn = None
     if law is not None:
+        floats = plan.arithmetic != "exact"
         drawn = update.Noise(
             distribution=law,
             scales=tuple(block.noise_scale for block in blocks),
             stream=stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE),
             positions=tuple(block.first_position for block in blocks),
-            rounding=None if plan.arithmetic == "exact" else stream(Purpose.ROUNDING),
+            rounding=stream(Purpose.ROUNDING) if floats else None,
+            draws=drawing.source_draws(s.source, law, 1, rounding=floats),
         )
     names = rule.buffer_names()
     state = update.State(s.number - 1, {name: list(params) for name in names})

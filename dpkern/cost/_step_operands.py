@@ -1,14 +1,16 @@
-"""Closed form of a clipped sum of spectral layers, made of their inputs and output gradients.
+"""Closed form of a clipped sum of layers, made of their inputs and output gradients.
 
-For each clip group with float sums the engine takes a squared norm per layer, of the whole spectrum
-or of the kept part, one clip factor per sample, and one weighted sum per layer, which is filtered
-where the mechanism filters. Parameters of other layers come as per-sample gradients.
+For each clip group with float sums the engine takes a squared norm per layer, of the gradient, of
+the whole spectrum or of its kept part, one clip factor per sample, and one weighted sum per layer,
+which is filtered where the mechanism filters. Other parameters come as per-sample gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +19,7 @@ from ..base.errors import InvalidInput
 from ..ops import spectral
 from ..ops.spectral import Band
 from ..ops.spectral.bins import kept_bins
-from ..privacy.mechanisms.plan import Block
+from ..privacy.mechanisms.plan import Block, Plan
 from ..privacy.mechanisms.release import Taps
 from ..privacy.mechanisms.site import Site
 from . import _glue as glue
@@ -48,54 +50,160 @@ def geometry(site: Site) -> dict[str, object]:
     return {"kernel_size": site.kernel, **{name: getattr(site, name) for name in names}}
 
 
-def release_of(block: Block) -> Taps:
-    """Return the block's release map, whose norm must be a spectrum's.
-
-    Raises:
-        InvalidInput: another one.
-    """
-    release = block.release
-    if isinstance(release, Taps) and release.norm in ("spectrum", "kept"):
-        return release
-    raise InvalidInput(
-        "samples",
-        expected="layers that are clipped by the norm of their spectrum",
-        got=f"parameter {block.index}, clipped by its "
-        f"{'gradient' if release is None else release.norm}",
-        remedy="Use samples='gradients' or 'released'.",
-    )
-
-
 def summing(
-    blocks: Sequence[Block],
-    groups: Sequence[Sequence[int]],
+    plan: Plan,
     clipped: Sequence[int],
     batch: int,
     dtype: torch.dtype,
+    sites: Sequence[Site] = (),
 ) -> Items:
-    """Count norms, factors and sums of every clip group."""
-    items: Items = []
-    for group, shrunk in zip(groups, clipped, strict=True):
-        layers = [blocks[i] for i in group if blocks[i].release is not None]
-        others = [blocks[i] for i in group if blocks[i].release is None]
-        grads = [shaped((batch, *block.shape), dtype) for block in others]
-        outs = [shaped(block.shape, dtype) for block in others]
-        factors = shaped((batch,), dtype)
-        for block in layers:
-            items += _norm(release_of(block), batch, dtype)
-        if others:
-            items += call("ghost.explicit_norm", CLIP, grads)
-        parts = [shaped((batch,), torch.float64)] * (len(layers) + bool(others))
-        items += call(
-            "ghost.clip_factors", CLIP, parts, blocks[group[0]].bound, dtype=dtype, clipped=shrunk
+    """Count norms, factors and sums of every clip group.
+
+    Raises:
+        InvalidInput: a layer with another norm than these, L1 bounds, or sums of integers.
+    """
+    if plan.p != 2 or plan.arithmetic == "exact":
+        raise InvalidInput(
+            "samples",
+            expected="float sums of gradients clipped in L2, to be made of operands",
+            got=f"{plan.arithmetic} sums, clipped in L{plan.p}, of {plan.mechanism}",
+            remedy="Use samples='gradients', or another kind of layer.",
         )
-        entries = sum(math.prod(blocks[i].shape) for i in group)
+    items: Items = []
+    for group, shrunk in zip(plan.groups, clipped, strict=True):
+        members = [plan.blocks[i] for i in group]
+        found = [_layer(block, sites) for block in members]
+        layers = [layer for layer in found if layer is not None]
+        given = [block for block, layer in zip(members, found, strict=True) if layer is None]
+        written = [b for b, layer in zip(members, found, strict=True) if not _is_summed(layer)]
+        factors = shaped((batch,), dtype)
+        for layer in layers:
+            items += layer.norm(batch, dtype)
+        if given:
+            grads = [shaped((batch, *block.shape), dtype) for block in given]
+            items += call("ghost.explicit_norm", CLIP, grads)
+        parts = [shaped((batch,), torch.float64)] * (len(layers) + bool(given))
+        how: dict[str, Any] = {"dtype": dtype, "automatic": plan.clipping == "automatic"}
+        items += call("ghost.clip_factors", CLIP, parts, members[0].bound, clipped=shrunk, **how)
+        entries = sum(math.prod(block.shape) for block in members)
         items += exact(f"{CLIP}: accumulators", glue.filled(entries))
-        for block in layers:
-            items += _sum(release_of(block), block, factors)
-        if others:
+        for layer in layers:
+            if layer.summed:
+                items += layer.sum(factors)
+        if written:
+            grads = [shaped((batch, *block.shape), dtype) for block in written]
+            outs = [shaped(block.shape, dtype) for block in written]
             items += call("ghost.contract", CLIP, grads, factors, outs)
-    return items + exact(f"{CLIP}: which are finite", _told(len(groups), batch))
+    return items + exact(f"{CLIP}: which are finite", _told(len(plan.groups), batch))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose norm is made of its operands.
+
+    Attributes:
+        block: its parameter.
+        site: its geometry.
+    """
+
+    block: Block
+    site: Site
+
+    @property
+    def summed(self) -> bool:
+        """Whether the sum is made of the operands too, and not of gradients that are written."""
+        return True
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        """Count each sample's squared norm."""
+        return call("spectral.circulant_norm", CLIP, *operands(self.site, batch, dtype))
+
+    def sum(self, factors: torch.Tensor) -> Items:
+        """Count the weighted sum."""
+        x, g = operands(self.site, len(factors), factors.dtype)
+        out = shaped(self.block.shape, factors.dtype)
+        return call("spectral.circulant_sum", CLIP, x, g, factors, out)
+
+
+@dataclass(frozen=True)
+class WrittenLayer(Layer):
+    """A convolution whose per-sample gradients are written once, for norm and sum."""
+
+    @property
+    def summed(self) -> bool:
+        return False
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        x, g = operands(self.site, batch, dtype)
+        return call("ghost.conv_gradient", CLIP, x, g, **geometry(self.site))
+
+
+@dataclass(frozen=True)
+class WhitenedLayer(WrittenLayer):
+    """A convolution whose filtered gradients are written, and clipped in whitened coordinates."""
+
+    release: Taps
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        site, signal = self.site, self.release.signal
+        assert signal is not None
+        x, g = operands(site, batch, dtype)
+        items: Items = []
+        arguments = geometry(site)
+        if self.release.band is not None:
+            rows = site.least
+            how: dict[str, Any] = {"padding": site.padding, "rows": rows}
+            items += call("spectral.filtered", CLIP, x, band=self.release.band, **how)
+            x = shaped((*x.shape[:2], *rows), x.dtype)
+            arguments = {**arguments, "padding": (0,) * site.axes}
+        items += call("ghost.conv_gradient", CLIP, x, g, **arguments)
+        grads = shaped((batch, *self.block.shape), dtype)
+        matrix = shaped(signal.shape, torch.float64)
+        constants = exact(f"{CLIP}: gain", glue.each(matrix.numel(), MUL=1))
+        return items + constants + call("spectral.whitened_norm", CLIP, grads, matrix)
+
+
+@dataclass(frozen=True)
+class SpectrumLayer(Layer):
+    """A layer that is clipped by the norm of its spectrum, or of its kept part."""
+
+    release: Taps
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        return _norm(self.release, batch, dtype)
+
+    def sum(self, factors: torch.Tensor) -> Items:
+        return _sum(self.release, self.block, factors)
+
+
+def _is_summed(layer: Layer | None) -> bool:
+    return layer is not None and layer.summed
+
+
+def _layer(block: Block, sites: Sequence[Site]) -> Layer | None:
+    """Return how the block's norm is made; None where it comes as per-sample gradients.
+
+    Raises:
+        InvalidInput: a norm that is not counted.
+    """
+    release = block.release
+    if release is None:
+        site = sites[block.index] if sites else None
+        if site is None or site.kind == "other":
+            return None
+        return Layer(block, site) if site.kind == "circulant" else WrittenLayer(block, site)
+    if isinstance(release, Taps):
+        if release.norm in ("spectrum", "kept"):
+            return SpectrumLayer(block, release.site, release)
+        whitened = release.norm == "release" and release.signal is not None
+        if whitened and release.site.kind == "conv" and sites:
+            return WhitenedLayer(block, release.site, release)
+    raise InvalidInput(
+        "samples",
+        expected="layers that are clipped by their gradient, spectrum or whitened coordinates",
+        got=f"parameter {block.index}, clipped by its {release.norm}",
+        remedy="Use samples='gradients' or 'released', or another kind of layer.",
+    )
 
 
 def _told(groups: int, batch: int) -> Counts:

@@ -4,7 +4,8 @@ Per user, that is per training sample, of a single or distributed autoencoder wi
 and a code of ``l``: Steps 3 and 5 of SPOF's Algorithm 1, Steps 4 and 6 of its Algorithm 2 (DP-SGD),
 and the functional mechanism (FM), which is SPOF without the stabilisation constant. Printed:
 (19 + l) n and 80 n + 283 on the AMD K7. ``CountOptions`` switches on what the paper counts wrongly
-or leaves out.
+or leaves out. The printed noise is a read of a table of ready-made samples; ``source`` names
+another one (``drawing``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from types import MappingProxyType
 
 from ..base import validate as check
 from ..base.counts import Counts, Item, Itemised
+from ..step.noise_tables.named import SOURCES
+from . import drawing
+from .drawing import PRINTED_SOURCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,14 @@ def noise_sample(options: CountOptions = PRINTED) -> Counts:
     return Counts(ADD=2) + gates
 
 
-def spof(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+def draws_of(system: str, n: int) -> int:
+    """Return the noisy numbers of one record: 2 n coefficients, or n output gradients."""
+    return n if check.choice(tuple(FORMS), system=system) == "dpsgd-da" else 2 * n
+
+
+def spof(
+    n: int, code: int, options: CountOptions = PRINTED, source: str = PRINTED_SOURCE
+) -> Itemised:
     """Count SPOF's Steps 3 and 5 for one user; printed total (19 + l) n with l = ``code``.
 
     Raises:
@@ -90,10 +101,13 @@ def spof(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
     stabilised = Item(
         name="stabilisation", counts=Counts(ADD=n * code), kind="printed", note="c_j on n l weights"
     )
-    return _functional(n, options) + Itemised((stabilised, *_omitted_of_spof(n, code, options)))
+    omitted = _omitted_of_spof(n, code, options, source)
+    return _functional(n, options, source) + Itemised((stabilised, *omitted))
 
 
-def fm(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+def fm(
+    n: int, code: int, options: CountOptions = PRINTED, source: str = PRINTED_SOURCE
+) -> Itemised:
     """Count the functional mechanism for one sample: SPOF without the constant, 19 n.
 
     Its scale is a public constant, with which the table is made: nothing is left out.
@@ -102,10 +116,12 @@ def fm(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
         InvalidInput: unless 1 <= code <= n.
     """
     _shape(n, code)
-    return _functional(n, options)
+    return _functional(n, options, source)
 
 
-def dpsgd(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+def dpsgd(
+    n: int, code: int, options: CountOptions = PRINTED, source: str = PRINTED_SOURCE
+) -> Itemised:
     """Count DP-SGD of the autoencoder, Steps 4 and 6, for one user; printed total 80 n + 283.
 
     ``code`` does not enter: the n output gradients are clipped and perturbed.
@@ -115,12 +131,7 @@ def dpsgd(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
     """
     _shape(n, code)
     items = [
-        Item(
-            name="noise",
-            counts=Counts(ADD=n) + n * noise_sample(options),
-            kind="printed",
-            note="one addition and one table read per feature",
-        ),
+        *_noise(n, options, source, "one addition and one table read per feature"),
         Item(
             name="clipping divisions",
             counts=Counts(DIV=n + 1),
@@ -138,8 +149,10 @@ def dpsgd(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
         _gradient(n, options),
     ]
     if options.omitted_terms:
+        # A lattice has one scale: the gradient is divided by the record's, and multiplied again.
+        around = Counts(MUL=n) if source == PRINTED_SOURCE else Counts(DIV=n, MUL=n)
         items += [
-            Item(name="scaling of the noise", counts=Counts(MUL=n), note="left out by the source"),
+            Item(name="scaling of the noise", counts=around, note="left out by the source"),
             Item(
                 name="branches",
                 counts=Counts(CMP=1, MUX=2),
@@ -149,18 +162,32 @@ def dpsgd(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
     return Itemised(tuple(items))
 
 
-FORMS: Mapping[str, Callable[[int, int, CountOptions], Itemised]] = MappingProxyType(
+FORMS: Mapping[str, Callable[[int, int, CountOptions, str], Itemised]] = MappingProxyType(
     {"spof": spof, "dpsgd-da": dpsgd, "fm": fm}
 )
 
 
-def op_count(system: str, n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+def op_count(
+    system: str,
+    n: int,
+    code: int,
+    options: CountOptions = PRINTED,
+    source: str = PRINTED_SOURCE,
+) -> Itemised:
     """Count ``spof``, ``dpsgd-da`` or ``fm``, itemised, for n features and a code of length l.
+
+    Args:
+        system: one of these names.
+        n: features.
+        code: length of the code.
+        options: way of counting.
+        source: source of the noise, a name in ``step.noise_tables.named.SOURCES``.
 
     Raises:
         InvalidInput: another name; sizes other than 1 <= code <= n.
     """
-    return FORMS[check.choice(tuple(FORMS), system=system)](n, code, options)
+    check.choice(SOURCES, source=source)
+    return FORMS[check.choice(tuple(FORMS), system=system)](n, code, options, source)
 
 
 def executed(options: CountOptions) -> CountOptions:
@@ -171,17 +198,20 @@ def executed(options: CountOptions) -> CountOptions:
     return replace(options, squarings=1, omitted_terms=True)
 
 
-def _functional(n: int, options: CountOptions) -> Itemised:
+def _noise(draws: int, options: CountOptions, source: str, note: str) -> tuple[Item, ...]:
+    """Count so many noisy numbers: printed by table reads, or as kernels draw and release them."""
+    if source != PRINTED_SOURCE:
+        return drawing.coordinates(source, draws).items
+    counts = Counts(ADD=draws) + draws * noise_sample(options)
+    return (Item(name="noise", counts=counts, kind="printed", note=note),)
+
+
+def _functional(n: int, options: CountOptions, source: str) -> Itemised:
     """Count the noisy coefficients alpha_2 = 1/2 - x, alpha_3 = x/2 - 1/4 of every feature."""
     alpha3 = Counts(SHIFT=1, SUB=1) if options.alpha3_by_shift else Counts(MUL=1, SUB=1)
     return Itemised(
         (
-            Item(
-                name="noise",
-                counts=Counts(ADD=2 * n) + 2 * n * noise_sample(options),
-                kind="printed",
-                note="two additions and two table reads per feature",
-            ),
+            *_noise(2 * n, options, source, "two additions and two table reads per feature"),
             Item(
                 name="coefficients",
                 counts=Counts(SUB=n) + n * alpha3,
@@ -191,7 +221,7 @@ def _functional(n: int, options: CountOptions) -> Itemised:
     )
 
 
-def _omitted_of_spof(n: int, code: int, options: CountOptions) -> tuple[Item, ...]:
+def _omitted_of_spof(n: int, code: int, options: CountOptions, source: str) -> tuple[Item, ...]:
     if not options.omitted_terms:
         return ()
     note = "left out by the source"
@@ -202,7 +232,9 @@ def _omitted_of_spof(n: int, code: int, options: CountOptions) -> tuple[Item, ..
             counts=Counts(MUL=3, ADD=2),
             note=f"3n/2 + n c_j(c_j/2 + 2) over sqrt(2) epsilon; {note}",
         ),
-        Item(name="scaling of the noise", counts=Counts(MUL=2 * n), note=note),
+        Item(name="scaling of the noise", counts=Counts(MUL=2 * n), note=note)
+        if source == PRINTED_SOURCE
+        else drawing.record_scale(),
     )
 
 
@@ -232,6 +264,7 @@ __all__ = [
     "VARIANTS",
     "CountOptions",
     "dpsgd",
+    "draws_of",
     "executed",
     "fm",
     "noise_sample",

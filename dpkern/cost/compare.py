@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..base.report import Report, ReportTable
-from . import compare_figures, comparison
+from ..privacy import accounting
+from . import break_even, compare_figures, comparison
 from .autoencoder import CountOptions
 from .comparison import ComparisonSpec
 from .count import difference_table, executed, known, notes, total_evidence
@@ -22,6 +24,8 @@ def report(
     sizes: Sequence[tuple[int, int]] = ((14, 7),),
     processors: Sequence[str | Path | Processor] = ("k7",),
     options: CountOptions | None = None,
+    noise: Sequence[str] | None = None,
+    layer: str | None = None,
 ) -> Report:
     """Report the costs of mechanisms, and the reduction of each against the last.
 
@@ -30,23 +34,29 @@ def report(
         sizes: pairs of features n and code length l, 1 <= l <= n.
         processors: names in ``processors.available()``, TOML files, or ``Processor``s.
         options: way of counting; as printed by default.
+        noise: sources of the noise, names in ``step.noise_tables.named.SOURCES``. None takes all
+            for the steps of Appendix G, the printed table first, and ``inline`` for whole steps.
+        layer: kind of layer of whole steps: ``dense``, ``circulant`` or ``conv``. None takes a
+            convolution where a mechanism works in the frequency domain, else a dense layer.
 
     Raises:
         InvalidInput: fewer than two mechanisms or none of the others; a name, size or file that
-            cannot be used.
+            cannot be used; a layer or a source that a mechanism does not have.
     """
-    question = comparison.asked(mechanisms, sizes, processors, options)
+    question = comparison.asked(mechanisms, sizes, processors, options, noise, layer)
     rows = comparison.rows(question)
     turns = comparison.turns(question)
     weights = comparison.weights(question)
     corrections = comparison.corrections(question)
-    first = *question.sizes[0], question.options
-    runs = {s.name: executed(s, *first) for s in question.systems if s.traced}
+    evens = break_even.facts(question)
+    first, options = question.sizes[0], question.options
+    runs = {s.name: executed(s, *first, options) for s in question.systems if s.traced}
     executions = [{"mechanism": name, **run} for name, run in runs.items()]
     evidence = {}
     for system in question.systems:
         run = runs.get(system.name)
-        evidence[system.name] = total_evidence(known(system, *first, run), run)
+        itemised = known(system, *first, question.first, run)
+        evidence[system.name] = total_evidence(itemised, run)
     return Report(
         name="compare-" + "-".join(system.name for system in question.systems),
         title=" against ".join(
@@ -61,15 +71,18 @@ def report(
             "baseline": question.baseline.name,
             "processors": [comparison.processor_fact(machine) for machine in question.machines],
             "options": asdict(question.options),
+            "noise": list(question.sources),
+            "layer": question.layer,
             "costs": [cost for row in rows for cost in row["costs"]],
             "reductions": [r for row in rows for r in row["reductions"]],
             "crossovers": turns,
             "sensitivity": weights,
             "corrections": corrections,
+            "break_even": evens,
             "execution": executions,
         },
-        tables=_tables(question, rows, turns, weights, corrections, executions),
-        figures=compare_figures.figures(question, turns),
+        tables=_tables(question, rows, turns, weights, corrections, executions, evens),
+        figures=compare_figures.figures(question, turns, rows),
         notes=_notes(question, rows, evidence),
     )
 
@@ -86,15 +99,38 @@ def _summary(
         words = "the baseline is free" if less is None else _less(less)
         said.append(
             f"{system.title} costs {costs[system.name]:,} {machine.unit} on {machine.title}, "
-            f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}."
+            f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}"
+            f"{_noise_words(first)}."
         )
+    said += _as_noise_becomes_real(question, rows)
     for turn in turns:
-        if turn["along"].startswith("n") and turn["processor"] == machine.name and turn["points"]:
+        here = turn["processor"] == machine.name and turn["noise"] == first["noise"]
+        if turn["along"].startswith("n") and here and turn["points"]:
             title = SYSTEMS[turn["mechanism"]].title
             near = turn["points"][0]
             way = "costs more" if near["cheaper_below"] else "costs less"
             said.append(f"With l = n/2, {title} {way} from n = {near['to']} on.")
     return " ".join(said)
+
+
+def _noise_words(row: dict[str, Any]) -> str:
+    """Name the source of a row's noise where it protects nothing."""
+    least = min(fact.claimed for fact in row["epsilons"].values())
+    return f", with noise from a {row['noise']}: epsilon infinite" if math.isinf(least) else ""
+
+
+def _as_noise_becomes_real(question: ComparisonSpec, rows: list[dict[str, Any]]) -> list[str]:
+    """Say what becomes of the first reduction with the other sources of noise."""
+    first, said = rows[0], []
+    place = ("n", "l")
+    for row in rows[1:]:
+        same = row["machine"] is first["machine"] and all(row[k] == first[k] for k in place)
+        less = row["reductions"][0]["reduction_percent"]
+        if same and less is not None:
+            said.append(f"{_less(less)} with {row['noise']}")
+    if not said:
+        return []
+    return [f"As noise becomes real, {question.others[0].title} costs {', '.join(said)}."]
 
 
 def _less(percent: float) -> str:
@@ -110,6 +146,7 @@ def _tables(
     weights: list[dict[str, Any]],
     corrections: list[dict[str, Any]],
     executions: list[dict[str, Any]],
+    evens: list[dict[str, Any]],
 ) -> list[ReportTable]:
     titles = {system.name: system.title for system in question.systems}
     machines = {machine.name: machine for machine in question.machines}
@@ -117,11 +154,12 @@ def _tables(
     tables = [
         ReportTable(
             title="Costs",
-            columns=("n", "l", "processor", "unit", *titles.values(), *against),
+            columns=("n", "l", "noise", "processor", "unit", *titles.values(), *against),
             rows=[
                 (
                     row["n"],
                     row["l"],
+                    row["noise"],
                     row["machine"].title,
                     row["machine"].unit,
                     *(cost["cost"] for cost in row["costs"]),
@@ -130,8 +168,11 @@ def _tables(
                 for row in rows
             ],
             note=f"Saved against {question.baseline.title}; negative where it costs more.",
-        )
+        ),
+        _epsilon_table(question, rows),
     ]
+    if evens:
+        tables.append(break_even.table(question, evens))
     if corrections:
         tables.append(
             ReportTable(
@@ -148,11 +189,12 @@ def _tables(
     tables.append(
         ReportTable(
             title="Crossovers",
-            columns=("mechanism", "processor", "along", "between", "near", "beyond it"),
+            columns=("mechanism", "processor", "noise", "along", "between", "near", "beyond it"),
             rows=[
                 (
                     titles[turn["mechanism"]],
                     machines[turn["processor"]].title,
+                    turn["noise"],
                     turn["along"],
                     f"{point['from']} and {point['to']}",
                     point["near"],
@@ -197,10 +239,25 @@ def _tables(
     return tables
 
 
+def _epsilon_table(question: ComparisonSpec, rows: list[dict[str, Any]]) -> ReportTable:
+    titles = {system.name: system.title for system in question.systems}
+    found: dict[tuple[Any, ...], None] = {}
+    for row in rows:
+        for name, fact in row["epsilons"].items():
+            shown = (accounting.shown_bound(e) for e in (fact.claimed, fact.certified, fact.delta))
+            found[row["n"], row["l"], row["noise"], titles[name], *shown, fact.of] = None
+    return ReportTable(
+        title="Epsilon of what is counted",
+        columns=("n", "l", "noise", "mechanism", "claimed", "certified", "delta", "of"),
+        rows=[*found],
+        note="A table of samples that are read again and again protects nothing.",
+    )
+
+
 def _notes(
     question: ComparisonSpec, rows: list[dict[str, Any]], evidence: dict[str, str]
 ) -> list[str]:
-    said = [f"{system.title}: {system.scope}; {system.source}." for system in question.systems]
+    said = [f"{system.title}: {system.scope}; {system.reference}." for system in question.systems]
     each = ", ".join(f"{system.title} {evidence[system.name]}" for system in question.systems)
     said.append(f"Evidence of the counts, that of the weakest line: {each}.")
     if len({system.scope for system in question.systems}) > 1:

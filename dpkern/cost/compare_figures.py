@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.report import Figure, Mark, Series
-from . import processors
+from . import break_even, processors
 from ._numbers import percent, tidy
 from .comparison import ComparisonSpec, turns_in_l
 from .processors import Processor
 from .sensitivity import reduction, sensitivities
 from .systems import CostModel
 
+_BESIDE = "Beside each bar: source of the noise, epsilon claimed / certified."
 
-def figures(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Return figures of stacked operations and prices, cost against n and l, processors, prices.
 
-    Where a figure can show one size or processor, it shows the first one requested.
+def figures(
+    question: ComparisonSpec, turns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> list[Figure]:
+    """Return figures of stacked operations and prices, noise, cost against n and l, processors.
+
+    Where a figure can show one size, noise source or processor, it shows the first one requested.
     """
+    price = break_even.figure(question)
     return [
-        *_stacked(question),
+        *_stacked(question, rows),
+        *([] if price is None else [price]),
         _against_n(question, turns),
         _against_l(question, turns),
         _processors(question),
@@ -28,28 +34,33 @@ def figures(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> list[F
     ]
 
 
-def _stacked(question: ComparisonSpec) -> list[Figure]:
+def _stacked(question: ComparisonSpec, rows: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Stack the operations of every mechanism and source, with its epsilon in the bar's name."""
     machine, (n, code) = question.machines[0], question.sizes[0]
-    titles = [system.title for system in question.systems]
-    done = [machine.operations(question.counts(s, n, code)) for s in question.systems]
+    shown = [r for r in rows if (r["machine"], r["n"], r["l"]) == (machine, n, code)]
+    bars = [(system, row) for row in shown for system in question.systems]
+    titles = [f"{s.title}, {r['noise']}, {r['epsilons'][s.name].words}" for s, r in bars]
+    done = [machine.operations(question.counts(s, n, code, r["noise"])) for s, r in bars]
     present = [o for o in machine.costs if any(o in counts for counts in done)]
     where = f"n = {n}, l = {code}, {machine.title}"
     return [
         Figure(
             name="operations",
             title=f"Operations of one step, {where}",
-            caption=f"How often each operation of {machine.title} occurs in one step.",
+            caption=f"How often each operation of {machine.title} occurs in one step. {_BESIDE}",
             kind="stacked",
-            x_label="mechanism",
+            horizontal=len(bars) > 2,
+            x_label="mechanism, noise, ε claimed / certified",
             y_label="operations",
             series=[Series(label=o, x=titles, y=[c.get(o, 0) for c in done]) for o in present],
         ),
         Figure(
             name="cost",
             title=f"Cost of one step, {where}",
-            caption="The same operations by their price: what the rarer ones weigh.",
+            caption=f"The same operations by their price: what the rarer ones weigh. {_BESIDE}",
             kind="stacked",
-            x_label="mechanism",
+            horizontal=len(bars) > 2,
+            x_label="mechanism, noise, ε claimed / certified",
             y_label=machine.unit,
             series=[
                 Series(label=o, x=titles, y=[tidy(c.get(o, 0) * machine.costs[o]) for c in done])
@@ -62,7 +73,7 @@ def _stacked(question: ComparisonSpec) -> list[Figure]:
 
 def _against_n(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> Figure:
     machine = question.machines[0]
-    points = _points(turns, machine, "n, l = n/2")
+    points = _points(turns, machine, question.sources[0], "n, l = n/2")
     asked = max(n for n, _ in question.sizes)
     near = [round(1.6 * point["near"]) for point in points]
     last = max(asked, min(question.largest, max([64, *near])))
@@ -85,13 +96,13 @@ def _against_l(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> Fig
 
     If no crossover lies at l <= n there, n is the first size past the crossover in n instead.
     """
-    machine, n = question.machines[0], question.sizes[0][0]
-    points = _points(turns, machine, f"l, n = {n}")
-    in_n = _points(turns, machine, "n, l = n/2")
+    machine, n, source = question.machines[0], question.sizes[0][0], question.sources[0]
+    points = _points(turns, machine, source, f"l, n = {n}")
+    in_n = _points(turns, machine, question.sources[0], "n, l = n/2")
     if not points and in_n:
         n = in_n[0]["to"]
-        later = [turns_in_l(question, machine, system, n) for system in question.others]
-        points = _points(later, machine, f"l, n = {n}")
+        later = [turns_in_l(question, machine, system, n, source) for system in question.others]
+        points = _points(later, machine, source, f"l, n = {n}")
     sizes = [(n, code) for code in _spread(1, n)]
     return Figure(
         name="cost-against-l",
@@ -106,12 +117,12 @@ def _against_l(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> Fig
 
 
 def _points(
-    turns: Sequence[dict[str, Any]], machine: Processor, along: str
+    turns: Sequence[dict[str, Any]], machine: Processor, source: str, along: str
 ) -> list[dict[str, Any]]:
     return [
         point
         for turn in turns
-        if turn["processor"] == machine.name and turn["along"] == along
+        if (turn["processor"], turn["along"], turn["noise"]) == (machine.name, along, source)
         for point in turn["points"]
     ]
 

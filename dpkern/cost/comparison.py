@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..base import validate as check
 from ..base.counts import Counts
 from ..base.errors import InvalidInput
+from ..step.noise_tables.named import INLINE, SOURCES
 from . import processors
 from ._numbers import percent, tidy
 from .autoencoder import PRINTED, VARIANTS, CountOptions
+from .drawing import PRINTED_SOURCE
 from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
-from .systems import SYSTEMS, CostModel, check_options, check_size
+from .systems import SYSTEMS, CostModel, CountWay, check_layer, check_options, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +31,16 @@ class ComparisonSpec:
         machines: processors.
         sizes: (n, l).
         options: way of counting.
+        sources: sources of the noise; tables and figures of one source show the first.
+        layer: kind of layer at which whole steps are compared.
     """
 
     systems: tuple[CostModel, ...]
     machines: tuple[Processor, ...]
     sizes: tuple[tuple[int, int], ...]
     options: CountOptions
+    sources: tuple[str, ...]
+    layer: str | None
 
     @property
     def baseline(self) -> CostModel:
@@ -48,33 +55,55 @@ class ComparisonSpec:
     @property
     def largest(self) -> int:
         """The largest n that is searched for crossovers in n."""
-        return min(system.largest for system in self.systems)
+        most = min(system.largest for system in self.systems)
+        return min(most, _MOST_MAPS) if self.layer == "conv" else most
 
-    def counts(self, system: CostModel, n: int, code: int) -> Counts:
-        """Count the operations of a system."""
-        return _counts(system, n, code, self.options)
+    @property
+    def first(self) -> CountWay:
+        """The way of counting with the first source."""
+        return self.way(self.sources[0])
 
-    def price(self, system: CostModel, machine: Processor, n: int, code: int) -> float:
+    def way(self, source: str) -> CountWay:
+        """Return the way of counting with this source of noise."""
+        return CountWay(options=self.options, source=source, layer=self.layer)
+
+    def counts(self, system: CostModel, n: int, code: int, source: str | None = None) -> Counts:
+        """Count the operations of a system, with the first source unless one is named."""
+        return _counts(system, n, code, self.way(source or self.sources[0]))
+
+    def price(
+        self, system: CostModel, machine: Processor, n: int, code: int, source: str | None = None
+    ) -> float:
         """Return the price of a system's operations."""
-        return machine.price(self.counts(system, n, code))
+        return machine.price(self.counts(system, n, code, source))
+
+
+_MOST_MAPS = 32
+"""The largest map of a convolution that crossovers are searched for: plans take transforms."""
 
 
 @lru_cache(maxsize=4096)
-def _counts(system: CostModel, n: int, code: int, options: CountOptions) -> Counts:
-    return system.form(n, code, options).counts
+def _counts(system: CostModel, n: int, code: int, way: CountWay) -> Counts:
+    return system.form(n, code, way).counts
 
 
 def asked(
     mechanisms: Sequence[str],
     sizes: Sequence[tuple[int, int]],
-    sources: Sequence[str | Path | Processor],
+    processors_: Sequence[str | Path | Processor],
     options: CountOptions | None,
+    noise: Sequence[str] | None = None,
+    layer: str | None = None,
 ) -> ComparisonSpec:
     """Build the question from names and sizes.
 
+    Without ``noise`` the steps of Appendix G are counted with every source, the printed one first,
+    and whole steps with noise that is drawn in place. Without ``layer`` whole steps of which one is
+    in the frequency domain are counted at a convolution, others at a dense layer.
+
     Raises:
         InvalidInput: fewer than two mechanisms, nothing to compare them at, an unknown or repeated
-            name, or options that change nothing.
+            name, options that change nothing, or a layer or source that a mechanism does not have.
     """
     names = [check.choice(tuple(SYSTEMS), mechanisms=name) for name in mechanisms]
     if len(set(names)) < 2 or len(set(names)) != len(names):
@@ -84,7 +113,7 @@ def asked(
             got=", ".join(names) or "none",
             remedy="Name two, or report one with `dpkern cost count`.",
         )
-    for name, given in (("sizes", sizes), ("processors", sources)):
+    for name, given in (("sizes", sizes), ("processors", processors_)):
         if not given:
             raise InvalidInput(
                 name, expected="at least one", got="none", remedy=f"Pass at least one of {name}."
@@ -94,7 +123,7 @@ def asked(
     systems = tuple(SYSTEMS[name] for name in names)
     options = PRINTED if options is None else options
     check_options(systems, options)
-    machines = tuple(processors.load(source) for source in sources)
+    machines = tuple(processors.load(source) for source in processors_)
     called = [machine.name for machine in machines]
     if len(set(called)) < len(called):
         raise InvalidInput(
@@ -103,27 +132,60 @@ def asked(
             got=", ".join(called),
             remedy="Name each processor once, and give your own file a name of its own.",
         )
-    return ComparisonSpec(
+    question = ComparisonSpec(
         systems=systems,
         machines=machines,
         sizes=tuple((n, code) for n, code in sizes),
         options=options,
+        sources=_sources(systems, noise),
+        layer=_layer(systems, layer),
     )
+    for source in question.sources:
+        for system in systems:
+            question.counts(system, *question.sizes[0], source)  # refuses what it does not have
+    return question
+
+
+def _sources(systems: Sequence[CostModel], noise: Sequence[str] | None) -> tuple[str, ...]:
+    if noise is None:
+        if all(system.presumed == PRINTED_SOURCE for system in systems):
+            return (PRINTED_SOURCE, *(name for name in SOURCES if name != PRINTED_SOURCE))
+        return (INLINE,)
+    found = tuple(check.choice(SOURCES, noise=name) for name in noise)
+    if not found or len(set(found)) < len(found):
+        raise InvalidInput(
+            "noise",
+            expected="different names, at least one",
+            got=", ".join(found) or "none",
+            remedy=f"Name each source once, of {', '.join(SOURCES)}.",
+        )
+    return found
+
+
+def _layer(systems: Sequence[CostModel], layer: str | None) -> str | None:
+    """Return the one kind of layer that whole steps are compared at."""
+    check_layer(systems, layer)
+    if layer is None:
+        return "conv" if any(system.spectral for system in systems) else None
+    return layer
 
 
 def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
-    """Return one entry per size and processor."""
+    """Return one entry per size, noise source and processor."""
     rows = []
-    for n, code in question.sizes:
-        counts = {s.name: question.counts(s, n, code) for s in question.systems}
+    for (n, code), source in product(question.sizes, question.sources):
+        counts = {s.name: question.counts(s, n, code, source) for s in question.systems}
+        way = question.way(source)
+        epsilons = {s.name: s.epsilon(n, code, way) for s in question.systems}
         for machine in question.machines:
-            place = {"processor": machine.name, "n": n, "l": code}
+            place = {"processor": machine.name, "n": n, "l": code, "noise": source}
             prices = {name: machine.price(c) for name, c in counts.items()}
             base = prices[question.baseline.name]
             rows.append(
                 {
                     **place,
                     "machine": machine,
+                    "epsilons": epsilons,
                     "costs": [
                         {
                             "mechanism": name,
@@ -133,6 +195,7 @@ def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
                             "counts": dict(c),
                             "operations": machine.operations(c),
                             "unpriced": machine.unpriced(c),
+                            "epsilon": asdict(epsilons[name]),
                         }
                         for name, c in counts.items()
                     ],
@@ -156,25 +219,28 @@ def turns(question: ComparisonSpec) -> list[dict[str, Any]]:
         fact
         for machine in question.machines
         for system in question.others
+        for source in question.sources
         for fact in (
-            turns_in_n(question, machine, system),
-            *(turns_in_l(question, machine, system, n) for n in dict(question.sizes)),
+            turns_in_n(question, machine, system, source),
+            *(turns_in_l(question, machine, system, n, source) for n in dict(question.sizes)),
         )
     ]
 
 
-def turns_in_n(question: ComparisonSpec, machine: Processor, system: CostModel) -> dict[str, Any]:
+def turns_in_n(
+    question: ComparisonSpec, machine: Processor, system: CostModel, source: str
+) -> dict[str, Any]:
     """Find crossovers of one mechanism and the baseline in n = 2 l."""
-    axis = {"along": "n, l = n/2", "up_to": question.largest}
+    axis = {"noise": source, "along": "n, l = n/2", "up_to": question.largest}
     last = question.largest // 2
     return _turns(question, machine, system, lambda code: (2 * code, code), last, 2, axis)
 
 
 def turns_in_l(
-    question: ComparisonSpec, machine: Processor, system: CostModel, n: int
+    question: ComparisonSpec, machine: Processor, system: CostModel, n: int, source: str
 ) -> dict[str, Any]:
     """Find crossovers of one mechanism and the baseline in l, at n features."""
-    axis = {"along": f"l, n = {n}", "up_to": n}
+    axis = {"noise": source, "along": f"l, n = {n}", "up_to": n}
     return _turns(question, machine, system, lambda code: (n, code), n, 1, axis)
 
 
@@ -189,13 +255,10 @@ def _turns(
 ) -> dict[str, Any]:
     """Find crossovers along ``size(1)`` to ``size(largest)``, ``step`` apart on the axis."""
 
-    def price(code: int) -> float:
-        return question.price(system, machine, *size(code))
+    def price(code: int, of: CostModel = system) -> float:
+        return question.price(of, machine, *size(code), axis["noise"])
 
-    found = crossovers(
-        _grid(largest),
-        lambda code: price(code) - question.price(question.baseline, machine, *size(code)),
-    )
+    found = crossovers(_grid(largest), lambda code: price(code) - price(code, question.baseline))
     return {
         **_pair(question, machine, system),
         **axis,
@@ -257,7 +320,8 @@ def corrections(question: ComparisonSpec) -> list[dict[str, Any]]:
     machine, (n, code) = question.machines[0], question.sizes[0]
     facts = []
     for name, options in VARIANTS.items():
-        prices = {s.name: machine.price(s.form(n, code, options).counts) for s in question.systems}
+        way = replace(question.first, options=options)
+        prices = {s.name: machine.price(s.form(n, code, way).counts) for s in question.systems}
         base = prices[question.baseline.name]
         facts.append(
             {
@@ -281,7 +345,7 @@ def system_fact(system: CostModel) -> dict[str, Any]:
         "name": system.name,
         "title": system.title,
         "scope": system.scope,
-        "source": system.source,
+        "source": system.reference,
     }
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..base import validate as check
-from ..base.counts import FORMULA, WALK, Item, Itemised
+from ..base.counts import EXECUTED, FORMULA, WALK, Item, Itemised
 from ..base.report import Figure, Report, ReportTable, Series
+from ..step.noise_tables.named import SOURCES
 from . import processors, trace
 from ._numbers import listed, percent, tidy
 from .autoencoder import PRINTED, CountOptions
 from .processors import Processor
-from .systems import SYSTEMS, CostModel, check_options, check_size
+from .systems import SYSTEMS, CostModel, CountWay, check_layer, check_options, check_size
 
 
 def report(
@@ -25,6 +26,8 @@ def report(
     size: tuple[int, int] = (14, 7),
     processor: str | Path | Processor = "k7",
     options: CountOptions | None = None,
+    noise: str | None = None,
+    layer: str | None = None,
 ) -> Report:
     """Report what one step of ``mechanism`` takes.
 
@@ -33,9 +36,12 @@ def report(
         size: features n of the autoencoder and length l of its code, 1 <= l <= n.
         processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
         options: way of counting; as printed by default.
+        noise: source of the noise. None takes the one that the mechanism presumes.
+        layer: kind of layer of a whole step. None takes the mechanism's own.
 
     Raises:
-        InvalidInput: another name, size or file, or options that change nothing.
+        InvalidInput: another name, size or file, options that change nothing, or a layer or source
+            that the mechanism does not have.
     """
     system = SYSTEMS[check.choice(tuple(SYSTEMS), mechanism=mechanism)]
     machine = processors.load(processor)
@@ -43,8 +49,13 @@ def report(
     n, code = size
     check_size(n, code)
     check_options([system], options)
+    check_layer([system], layer)
+    if noise is not None:
+        check.choice(SOURCES, noise=noise)
+    way = CountWay(options=options, source=noise or system.presumed, layer=layer)
     execution = executed(system, n, code, options) if system.traced else None
-    itemised = known(system, n, code, options, execution)
+    itemised = known(system, n, code, way, execution)
+    epsilon = system.epsilon(n, code, way)
     total = machine.price(itemised.counts)
     unpriced = machine.unpriced(itemised.counts)
     evidence = total_evidence(itemised, execution)
@@ -55,17 +66,21 @@ def report(
     return Report(
         name=f"count-{mechanism}",
         title=f"{system.title}: the operations of a step, n = {n}, l = {code}",
-        summary=_summary(system, machine, total, execution),
+        summary=f"{_summary(system, machine, total, execution)} Noise: {way.source}; "
+        f"{epsilon.words} (claimed / certified).",
         facts={
             "mechanism": mechanism,
             "title": system.title,
             "scope": system.scope,
-            "source": system.source,
+            "source": system.reference,
             "n": n,
             "l": code,
             "processor": machine.name,
             "unit": machine.unit,
             "options": asdict(options),
+            "noise": way.source,
+            "layer": layer,
+            "epsilon": asdict(epsilon),
             "cost": tidy(total),
             "counts": dict(itemised.counts),
             "evidence": evidence,
@@ -106,16 +121,21 @@ def executed(system: CostModel, n: int, code: int, options: CountOptions) -> dic
 
 
 def known(
-    system: CostModel, n: int, code: int, options: CountOptions, execution: dict[str, Any] | None
+    system: CostModel, n: int, code: int, way: CountWay, execution: dict[str, Any] | None
 ) -> Itemised:
-    """Return the closed form; lines that the walk confirmed carry its evidence."""
-    itemised = system.form(n, code, options)
+    """Return the closed form; lines that the walk confirmed carry its evidence.
+
+    The walk reads the printed table; draws of other sources have the evidence of their kernels.
+    """
+    itemised = system.form(n, code, way)
     if execution is None:
         return itemised
     apart = {gap["item"] for gap in execution["differences"]}
     return Itemised(
         tuple(
-            replace(item, evidence=FORMULA if item.name in apart else WALK)
+            item
+            if item.evidence == EXECUTED
+            else replace(item, evidence=FORMULA if item.name in apart else WALK)
             for item in itemised.items
         )
     )
@@ -158,7 +178,7 @@ def _summary(
     if execution is None:
         return said
     verdict = "agrees with" if execution["agrees"] else "DIFFERS from"
-    return f"{said} A walk of its steps {verdict} the closed form, line by line."
+    return f"{said} A walk of its steps, with the printed table, {verdict} the closed form."
 
 
 def _fact(item: Item, machine: Processor) -> dict[str, Any]:

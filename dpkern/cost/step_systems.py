@@ -1,20 +1,30 @@
 """Private steps by name, on one layer of n features and l outputs, for counting and comparing.
 
-A step has one sample, float32 parameters ``W [l, n]``, ``b [l]``, ``c [n]`` (an autoencoder with
-tied weights), plain SGD, and every bound exceeded. The spectral mechanisms take the block-circulant
-``W`` of the same outer sizes, in blocks of l.
+A step has one sample, float32 parameters ``W``, ``b [l]``, ``c [n]``, plain SGD, and every bound
+exceeded. The layer is that of ``ExampleLayer``:
+
+    dense       ``W [l, n]`` of an autoencoder with tied weights, given as a per-sample gradient
+    circulant   the block-circulant ``W`` of the same outer sizes, given likewise
+    conv        a 3 x 3 convolution of l channels on maps of n x n, given by its input and output
+                gradient, of which the engine makes norms and sums, transforms included
+
+Mechanisms are compared at one layer. In a convolution all sums are floating-point ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..base import validate as check
 from ..base.counts import Itemised
+from ..base.errors import InvalidInput
 from ..ops import update
 from ..privacy.mechanisms import LabelMechanism, Mechanism, Site
-from ..privacy.mechanisms.examples import Example, ExampleLayer
+from ..privacy.mechanisms.examples import LAYERS, Example, ExampleLayer
+from ..privacy.mechanisms.plan import Plan
+from ..privacy.mechanisms.release import Taps
+from ..step.noise_tables.named import INLINE
 from . import steps
 
 SCOPE = "one whole private step of one sample: norms, clipped sum, maps, noise, update, learning"
@@ -29,46 +39,113 @@ class StepForm:
     Attributes:
         title: name in tables and figures.
         source: source of the mechanism.
-        make: (n, l) -> its configuration.
+        kind: class of the mechanism.
+        example: its fields.
     """
 
     title: str
     source: str
-    make: Callable[[int, int], Mechanism]
+    kind: type[Mechanism]
+    example: Example
 
-    def __call__(self, n: int, code: int) -> Itemised:
-        mechanism = self.make(n, code)
+    @property
+    def spectral(self) -> bool:
+        """Whether the mechanism works in the frequency domain of a layer."""
+        return self.kind.frequency_domain
+
+    def make(self, n: int, code: int, layer: str | None = None) -> Mechanism:
+        """Return the mechanism at a layer, or at its own kind of layer."""
+        given: dict[str, Any] = self.example.at(ExampleLayer(n, code, self.layer(layer)))
+        made = self.kind(**given)
+        if layer == "conv" and getattr(made, "arithmetic", "float") != "float":
+            made = replace(made, arithmetic="float")  # type: ignore[type-var]
+        return made
+
+    def layer(self, layer: str | None = None) -> str:
+        """Return the kind of layer, which is the mechanism's own unless it is chosen.
+
+        Raises:
+            InvalidInput: an unknown one, or a dense layer for a mechanism of the frequency domain.
+        """
+        if layer is None:
+            return "circulant" if self.spectral else "dense"
+        check.choice(LAYERS, layer=layer)
+        if layer == "dense" and self.spectral:
+            raise InvalidInput(
+                "layer",
+                expected=f"circulant or conv with {self.title}",
+                got="dense, of which no parameter is in the frequency domain",
+                remedy="Compare at a layer that it works on, for example --layer conv.",
+            )
+        return layer
+
+    def __call__(
+        self, n: int, code: int, source: str = INLINE, layer: str | None = None
+    ) -> Itemised:
+        """Count one step with noise of this source, at this kind of layer.
+
+        Raises:
+            InvalidInput: a layer or source that the mechanism's steps do not have.
+        """
+        mechanism = self.make(n, code, layer)
         if isinstance(mechanism, LabelMechanism):
+            self._refuse_others(source, layer)
             return steps.response(mechanism, n)
-        return steps.form(mechanism, shapes(mechanism, n, code), 1, rule=RULE)
+        if mechanism.noise_moves and source != INLINE:
+            self._refuse_source(source, "noise in other places at every step")
+        sites = self.sites(n, code, layer)
+        how: dict[str, Any] = {"rule": RULE, "source": source}
+        if self.layer(layer) == "conv":
+            self._check_conv(mechanism.plan([site.shape for site in sites]))
+            how |= {"samples": "operands", "sites": sites}
+        return steps.form(mechanism, [site.shape for site in sites], 1, **how)
 
+    def sites(self, n: int, code: int, layer: str | None = None) -> tuple[Site, ...]:
+        """Return the geometry of the parameters that the mechanism trains."""
+        return ExampleLayer(n, code, self.layer(layer)).sites
 
-def shapes(mechanism: Mechanism, n: int, code: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the parameters that ``mechanism`` trains."""
-    weight, *biases = (site.shape for site in sites(n, code))
-    return [weight if getattr(mechanism, "sites", None) else (code, n), *biases]
+    def _check_conv(self, plan: Plan) -> None:
+        """Refuse norms of a convolution that no form counts."""
+        maps = [block.release for block in plan.blocks if block.release is not None]
+        if plan.p == 2 and all(isinstance(release, Taps) for release in maps):
+            return
+        raise InvalidInput(
+            "layer",
+            expected=f"dense with {self.title}",
+            got="conv, whose gradient it clips in L1 or in coordinates of its own: not counted",
+            remedy="Pass --layer dense, and leave mechanisms of the frequency domain out.",
+        )
 
+    def _refuse_others(self, source: str, layer: str | None) -> None:
+        if source != INLINE:
+            self._refuse_source(source, "labels that are released without noise")
+        if layer not in (None, "dense"):
+            raise InvalidInput(
+                "layer",
+                expected=f"none with {self.title}",
+                got=layer,
+                remedy="Compare it without --layer and without mechanisms of the frequency domain: "
+                "labels are released before any layer is trained.",
+            )
 
-def sites(n: int, code: int) -> tuple[Site, ...]:
-    """Return the sites: blocks of a circulant layer, its bias, and the bias of the features."""
-    return ExampleLayer(n, code).sites
+    def _refuse_source(self, source: str, why: str) -> None:
+        raise InvalidInput(
+            "noise",
+            expected=f"{INLINE} with {self.title}",
+            got=f"{source}; the mechanism has {why}",
+            remedy=f"Leave --noise out, or pass --noise {INLINE}.",
+        )
 
 
 def systems() -> dict[str, StepForm]:
     """Return the steps of every mechanism's examples by name; no suffix means corrected mode."""
     return {
         f"{kind.name}{example.suffix}": StepForm(
-            f"{kind.title}{example.words}",
-            example.source or kind.source,
-            partial(_made, kind, example),
+            f"{kind.title}{example.words}", example.source or kind.source, kind, example
         )
         for kind in Mechanism.all()
         for example in kind.examples
     }
 
 
-def _made(kind: type[Mechanism], example: Example, n: int, code: int) -> Mechanism:
-    return kind(**example.at(ExampleLayer(n, code)))
-
-
-__all__ = ["SCOPE", "StepForm", "shapes", "sites", "systems"]
+__all__ = ["RULE", "SCOPE", "StepForm", "systems"]

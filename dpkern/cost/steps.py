@@ -14,7 +14,8 @@ import torch
 from ..base import validate as check
 from ..base.counts import Itemised
 from ..ops import update
-from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..privacy.mechanisms import LabelMechanism, Mechanism, Site
+from ..step.noise_tables.named import INLINE, SOURCES
 from ._ops import call, shaped
 from ._step_flow import SAMPLES, CountSetting, adding, finishing
 from ._step_maps import Items
@@ -33,6 +34,8 @@ def form(
     number: int = 2,
     samples: str = "gradients",
     moved: bool = True,
+    source: str = INLINE,
+    sites: Sequence[Site] = (),
 ) -> Itemised:
     """Count one step line by line; ``phases.by_phase`` adds the lines up.
 
@@ -46,9 +49,13 @@ def form(
         number: number of the step, from 1. The first one fills momentum buffers; a mechanism may
             release more in some steps than in others.
         samples: input of ``add``: ``gradients``, ``released`` coordinates, or a clipped ``sum``,
-            which is then made outside the count; ``operands``: such a sum of spectral layers, made
-            of their inputs and output gradients.
+            which is then made outside the count; ``operands``: such a sum of layers, made of their
+            inputs and output gradients.
         moved: whether the mechanism's projection onto a ball moves the parameters.
+        source: source of the noise, a name in ``step.noise_tables.named.SOURCES``. What a ring
+            makes ahead is counted in the step that takes it.
+        sites: geometry of the parameters; for ``operands`` of layers that are clipped by their
+            gradient.
 
     Raises:
         InvalidInput: numbers out of range, or a mechanism that does not fit the shapes.
@@ -74,6 +81,8 @@ def form(
         clipped=tuple(check.integer(0, batch, clipped=count) for count in each),
         number=number,
         samples=samples,
+        source=check.choice(SOURCES, source=source),
+        sites=tuple(sites),
     )
     items: Items = adding(setting, plan) + finishing(setting, plan)
     if mechanism.projection is not None:

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..base import validate as check
 from ..base.counts import Itemised
 from ..base.errors import InvalidInput
-from . import autoencoder, step_systems
+from ..privacy.mechanisms import FM, SPOF, LabelMechanism, ObjectivePerturbation, OutputSGD
+from ..privacy.mechanisms.examples import LAYERS
+from ..step.noise_tables.named import INLINE
+from . import autoencoder, claims, step_systems
 from .autoencoder import PRINTED, CountOptions
+from .claims import EpsilonFact
+from .drawing import PRINTED_SOURCE
 
 APPENDIX_G = "noise and clipping of one sample (the steps of SPOF's Appendix G)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountWay:
+    """The way to count a system.
+
+    Attributes:
+        options: corrections of Appendix G; whole steps are counted as they run.
+        source: source of the noise, a name in ``step.noise_tables.named.SOURCES``. None takes the
+            one that the system presumes.
+        layer: kind of layer of a whole step, one of ``examples.LAYERS``. None takes the
+            mechanism's own.
+    """
+
+    options: CountOptions = PRINTED
+    source: str | None = None
+    layer: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,56 +45,83 @@ class CostModel:
         name: name on the command line.
         title: name in tables and figures.
         scope: work that is counted; only systems of one scope compare.
-        source: origin of the form.
-        form: (n, code, options) -> itemised operations.
+        reference: origin of the form.
+        form: (n, code, way) -> itemised operations.
+        epsilon: (n, code, way) -> epsilon of the work that is counted.
+        presumed: the noise source that it is counted with unless one is named.
         traced: whether ``trace.op_trace`` executes it.
+        spectral: whether it works in the frequency domain of a layer.
         largest: features up to which crossovers are searched.
     """
 
     name: str
     title: str
     scope: str
-    source: str
-    form: Callable[[int, int, CountOptions], Itemised]
+    reference: str
+    form: Callable[[int, int, CountWay], Itemised]
+    epsilon: Callable[[int, int, CountWay], EpsilonFact]
+    presumed: str = INLINE
     traced: bool = False
+    spectral: bool = False
     largest: int = 4096
 
+    def noise_draws(self, n: int) -> int:
+        """Return the noisy numbers of a record, of a system that is ``traced``."""
+        return autoencoder.draws_of(self.name, n)
 
+
+def _appendix(name: str, title: str, reference: str, mechanism: ObjectivePerturbation) -> CostModel:
+    def form(n: int, code: int, way: CountWay) -> Itemised:
+        return autoencoder.op_count(name, n, code, way.options, way.source or PRINTED_SOURCE)
+
+    def epsilon(n: int, code: int, way: CountWay) -> EpsilonFact:
+        draws = autoencoder.draws_of(name, n)
+        return claims.of_record(mechanism, draws, way.source or PRINTED_SOURCE)
+
+    return CostModel(
+        name=name,
+        title=title,
+        scope=APPENDIX_G,
+        reference=reference,
+        form=form,
+        epsilon=epsilon,
+        presumed=PRINTED_SOURCE,
+        traced=True,
+    )
+
+
+_PAPER: dict[str, Any] = {"epsilon": 1.0, "mode": "published"}
 _APPENDIX = (
-    CostModel(
-        name="spof",
-        title="SPOF",
-        scope=APPENDIX_G,
-        source="SPOF, Appendix G: Algorithm 1, Steps 3 and 5",
-        form=autoencoder.spof,
-        traced=True,
+    _appendix("spof", "SPOF", "SPOF, Appendix G: Algorithm 1, Steps 3 and 5", SPOF(**_PAPER)),
+    _appendix(
+        "dpsgd-da",
+        "DP-SGD for DA",
+        "SPOF, Appendix G: Algorithm 2, Steps 4 and 6",
+        OutputSGD(**_PAPER),
     ),
-    CostModel(
-        name="dpsgd-da",
-        title="DP-SGD for DA",
-        scope=APPENDIX_G,
-        source="SPOF, Appendix G: Algorithm 2, Steps 4 and 6",
-        form=autoencoder.dpsgd,
-        traced=True,
-    ),
-    CostModel(
-        name="fm",
-        title="FM",
-        scope=APPENDIX_G,
-        source="SPOF, 2.7: Algorithm 1 with one user and no constant",
-        form=autoencoder.fm,
-        traced=True,
-    ),
+    _appendix("fm", "FM", "SPOF, 2.7: Algorithm 1 with one user and no constant", FM(**_PAPER)),
 )
 
 
 def _step(name: str, step: step_systems.StepForm) -> CostModel:
+    def form(n: int, code: int, way: CountWay) -> Itemised:
+        return step(n, code, way.source or INLINE, way.layer)
+
+    def epsilon(n: int, code: int, way: CountWay) -> EpsilonFact:
+        mechanism = step.make(n, code, way.layer)
+        if isinstance(mechanism, LabelMechanism):
+            return claims.of_label(mechanism)
+        shapes = [site.shape for site in step.sites(n, code, way.layer)]
+        return claims.of_release(mechanism, shapes, way.source or INLINE)
+
     return CostModel(
         name=name,
         title=step.title,
         scope=step_systems.SCOPE,
-        source=step.source,
-        form=lambda n, code, _: step(n, code),
+        reference=step.source,
+        form=form,
+        epsilon=epsilon,
+        spectral=step.spectral,
         largest=128,  # plans of spectral mechanisms hold matrices of that size
     )
 
@@ -101,6 +151,24 @@ def check_options(systems: Sequence[CostModel], options: CountOptions) -> None:
         )
 
 
+def check_layer(systems: Sequence[CostModel], layer: str | None) -> None:
+    """Refuse a kind of layer that is unknown, or that changes nothing.
+
+    Raises:
+        InvalidInput: as said.
+    """
+    if layer is None:
+        return
+    check.choice(LAYERS, layer=layer)
+    if all(system.traced for system in systems):
+        raise InvalidInput(
+            "layer",
+            expected="none with the steps of Appendix G",
+            got=layer,
+            remedy="Leave --layer out: they are those of an autoencoder.",
+        )
+
+
 SYSTEMS: dict[str, CostModel] = {
     **{system.name: system for system in _APPENDIX},
     **{name: _step(name, step) for name, step in step_systems.systems().items()},
@@ -108,4 +176,12 @@ SYSTEMS: dict[str, CostModel] = {
 """Systems by name. ``CountOptions`` say how to count Appendix G; whole steps are counted as they
 run."""
 
-__all__ = ["APPENDIX_G", "SYSTEMS", "CostModel", "check_options", "check_size"]
+__all__ = [
+    "APPENDIX_G",
+    "SYSTEMS",
+    "CostModel",
+    "CountWay",
+    "check_layer",
+    "check_options",
+    "check_size",
+]

@@ -50,7 +50,9 @@ class MakesPrivate:
         step, delta = self._parts.step, self.known_delta
         rate = step.sampling["sample_rate"]
         drawn = f"{step.sampling['sampling']} batches" + (f" at rate {rate:.4g}" if rate else "")
-        text = f"<PrivacyEngine: {step.mechanism.title}, {drawn}, {step.steps} steps"
+        covered = step.plan.coverage
+        domain = "" if covered is None else f", {covered.text}"
+        text = f"<PrivacyEngine: {step.mechanism.title}{domain}, {drawn}, {step.steps} steps"
         if delta is not None:
             epsilon = shown_bound(self.accountant.bound_of(delta), 3)
             text += f", epsilon <= {epsilon} at delta = {shown_bound(delta)}"

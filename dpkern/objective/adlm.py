@@ -27,7 +27,7 @@ from ..privacy.mechanisms.adlm import ILM, AdLM
 from . import adlm_loss
 from .adlm_data import Labelled
 from .adlm_networks import ARCHITECTURES, Architecture, build, setting
-from .adlm_release import VISITS, ReleasedDataset, release, relevance_of
+from .adlm_release import VISITS, ReleasedDataset, check_source, release, relevance_of
 from .adlm_schedule import AdlmOutcome, AdlmSchedule
 from .adlm_stack import Stack
 
@@ -356,6 +356,7 @@ __all__ = [
     "Labelled",
     "ReleasedDataset",
     "build",
+    "check_source",
     "clean",
     "monte_carlo",
     "pretrained",

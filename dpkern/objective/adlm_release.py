@@ -8,6 +8,8 @@ Source: AdLM, algorithm 1, lines 1-19.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from ..privacy.mechanisms import adlm_noise
 from ..privacy.mechanisms.adlm import AdLM
 from ..privacy.theory.adlm import LABEL_SENSITIVITY
 from .adlm_data import Labelled
+from .release import MakeSource
 
 RELEVANCE, INPUTS, BIAS, LABELS, VISITS = range(5)
 """Stream numbers: every release has its own."""
@@ -96,7 +99,12 @@ def relevance_of(
 
 
 def release(
-    mechanism: AdLM, data: Labelled, key: Key, *, relevance: Tensor | None = None
+    mechanism: AdLM,
+    data: Labelled,
+    key: Key,
+    *,
+    relevance: Tensor | None = None,
+    source: MakeSource | None = None,
 ) -> ReleasedDataset:
     """Draw everything, once. Another release of the same records needs another key and costs again.
 
@@ -105,12 +113,18 @@ def release(
         data: the records; |D|, d and M must be those of the mechanism's setting.
         key: used for nothing else.
         relevance: AdLM: ``relevance_of``, float64 ``[d]``; gets its noise here unless it is public.
+        source: makes the noise source of each Laplace release; randomized labels have none. None
+            draws the noise from the key.
 
     Raises:
-        InvalidInput: sizes that do not fit, a relevance that is missing or not used.
+        InvalidInput: sizes that do not fit, a relevance that is missing or not used, or a source in
+            the ``feature_expanded`` form, whose labels get their noise at every visit.
     """
     _check_sizes(mechanism, data)
-    noisy = _noisy_relevance(mechanism, data, key, relevance)
+    if source is not None and mechanism.noisy:
+        check_source(mechanism)
+    draw = _Release(key, source)
+    noisy = _noisy_relevance(mechanism, data, draw, relevance)
     betas = mechanism.betas(torch.ones(data.features).double() if noisy is None else noisy)
     found = ReleasedDataset(
         mechanism=mechanism,
@@ -125,19 +139,53 @@ def release(
         scales=mechanism.input_scales(betas) if mechanism.noisy else torch.zeros_like(betas),
         visit_scale=None,
     )
-    found = _labels(_inputs(found, key) if mechanism.noisy else found, data, key)
+    found = _labels(_inputs(found, draw) if mechanism.noisy else found, data, draw)
     return replace(found, inputs=found.inputs.float())
 
 
-def _streams(key: Key, number: int) -> dict[str, Any]:
-    return {
-        "stream": key.stream(Purpose.LAPLACE, 0, stream=number),
-        "rounding": key.stream(Purpose.ROUNDING, 0, stream=number),
-    }
+def check_source(mechanism: AdLM) -> None:
+    """Refuse a noise source for labels that get their noise at every visit.
+
+    Raises:
+        InvalidInput: the ``feature_expanded`` form.
+    """
+    if mechanism.coefficient_form == "feature_expanded" and mechanism.labels == "coefficients":
+        raise InvalidInput(
+            "noise_source",
+            expected="none with coefficient_form='feature_expanded'",
+            got="a source of draws made once",
+            remedy="Leave the noise source out, or use coefficient_form='label_scalar'.",
+        )
+
+
+@dataclass(frozen=True)
+class _Release:
+    """The key of the releases, and what makes the source of their draws."""
+
+    key: Key
+    source: MakeSource | None
+
+    @contextmanager
+    def noise(self, number: int, count: int) -> Iterator[dict[str, Any]]:
+        """Yield the streams of release ``number``, and ``count`` draws of a source of its own."""
+        given: dict[str, Any] = {
+            "stream": self.key.stream(Purpose.LAPLACE, 0, stream=number),
+            "rounding": self.key.stream(Purpose.ROUNDING, 0, stream=number),
+        }
+        if self.source is None:
+            yield given
+            return
+        made = self.source()
+        try:
+            made.bind_blocks(self.key, law="laplace", stream=0, count=count, substream=number)
+            yield given | {"draws": made.take(0)}
+            made.done()
+        finally:
+            made.close()
 
 
 def _noisy_relevance(
-    mechanism: AdLM, data: Labelled, key: Key, relevance: Tensor | None
+    mechanism: AdLM, data: Labelled, draw: _Release, relevance: Tensor | None
 ) -> Tensor | None:
     if mechanism.adaptive != (relevance is not None):
         raise InvalidInput(
@@ -151,21 +199,21 @@ def _noisy_relevance(
     tensor(relevance=relevance, shape=(data.features,), dtypes=(torch.float64,))
     if not (mechanism.releases_relevance and mechanism.noisy):
         return relevance
-    return adlm_noise.private_relevance(
-        relevance, scale=mechanism.relevance_scale, **_streams(key, RELEVANCE)
-    )
+    with draw.noise(RELEVANCE, relevance.numel()) as given:
+        return adlm_noise.private_relevance(relevance, scale=mechanism.relevance_scale, **given)
 
 
-def _inputs(found: ReleasedDataset, key: Key) -> ReleasedDataset:
+def _inputs(found: ReleasedDataset, draw: _Release) -> ReleasedDataset:
     """Release the inputs: lines 12-14."""
     mechanism = found.mechanism
-    noisy = adlm_noise.private_inputs(
-        found.inputs,
-        found.scales,
-        reach=mechanism.reach,
-        noise_sharing=mechanism.noise_sharing,
-        **_streams(key, INPUTS),
-    )
+    with draw.noise(INPUTS, found.inputs.numel()) as given:
+        noisy = adlm_noise.private_inputs(
+            found.inputs,
+            found.scales,
+            reach=mechanism.reach,
+            noise_sharing=mechanism.noise_sharing,
+            **given,
+        )
     offset = None
     if mechanism.noise_sharing == "shared_per_feature":
         offset = (noisy[0].double() - found.inputs[0].double()).float()
@@ -174,11 +222,12 @@ def _inputs(found: ReleasedDataset, key: Key) -> ReleasedDataset:
     if scale is not None:
         # One entry per neuron: per map where a convolution shares its bias.
         clean = torch.zeros(mechanism.setting.layer.maps, dtype=torch.float64)
-        bias = adlm_noise.private_bias(clean, scale=scale, **_streams(key, BIAS)).float()
+        with draw.noise(BIAS, clean.numel()) as given:
+            bias = adlm_noise.private_bias(clean, scale=scale, **given).float()
     return replace(found, inputs=noisy, offset=offset, bias_noise=bias)
 
 
-def _labels(found: ReleasedDataset, data: Labelled, key: Key) -> ReleasedDataset:
+def _labels(found: ReleasedDataset, data: Labelled, draw: _Release) -> ReleasedDataset:
     """Release the labels: lines 18-19, or their local form."""
     mechanism = found.mechanism
     true = F.one_hot(data.y, data.classes).double()
@@ -189,19 +238,19 @@ def _labels(found: ReleasedDataset, data: Labelled, key: Key) -> ReleasedDataset
             data.y,
             classes=data.classes,
             epsilon=mechanism.budgets[2],
-            stream=key.stream(Purpose.SYMBOLS, 0, stream=LABELS),
+            stream=draw.key.stream(Purpose.SYMBOLS, 0, stream=LABELS),
         )
         return replace(found, targets=told.float())
     scale = mechanism.label_scale
     assert scale is not None  # every other form has one
     if mechanism.labels == "laplace":
-        told = adlm_noise.noisy_targets(
-            true, epsilon=LABEL_SENSITIVITY / scale, **_streams(key, LABELS)
-        )
+        with draw.noise(LABELS, true.numel()) as given:
+            told = adlm_noise.noisy_targets(true, epsilon=LABEL_SENSITIVITY / scale, **given)
         return replace(found, targets=told.float())
     if mechanism.coefficient_form == "feature_expanded":
         return replace(found, targets=true.float(), visit_scale=scale)
-    made = adlm_noise.private_coefficients(true, scale=scale, **_streams(key, LABELS))
+    with draw.noise(LABELS, adlm_noise.quadratic_position(0, true.numel()) + true.numel()) as given:
+        made = adlm_noise.private_coefficients(true, scale=scale, **given)
     return replace(
         found,
         coefficients=PowerCoefficients(made.constant, made.linear.float(), made.quadratic.float()),

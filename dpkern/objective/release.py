@@ -47,7 +47,9 @@ class BlockSource(Protocol):
         """The settings that decide the draws."""
         ...
 
-    def bind_blocks(self, key: Key, *, law: str, stream: int, count: int) -> None:
+    def bind_blocks(
+        self, key: Key, *, law: str, stream: int, count: int, substream: int = 0
+    ) -> None:
         """Make blocks of ``count`` draws that follow each other in one stream of this key."""
         ...
 

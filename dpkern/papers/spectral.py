@@ -97,7 +97,8 @@ def quirks(request: ItemRequest) -> Result:
     }
     rows = []
     for name, (site, note, changes) in layers.items():
-        coded = SpectralDP.as_coded(sigma, 1.0, batch, sites=(site,))
+        dense = {"allow_time_domain": site is other}
+        coded = SpectralDP.as_coded(sigma, 1.0, batch, sites=(site,), **dense)
         plan = replace(coded, **changes).plan([site.shape])
         rows.append(
             ComparisonRow(

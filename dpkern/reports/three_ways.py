@@ -26,8 +26,10 @@ from ..cost.autoencoder import CountOptions
 from ..cost.forms import FORMS
 from ..cost.phases import by_phase
 from ..cost.processors import Processor
-from ..cost.step_systems import RULE, StepForm, shapes, systems
-from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..cost.step_systems import RULE, StepForm, systems
+from ..privacy.mechanisms import LabelMechanism
+from ..step.noise_tables import RingPrefetch
+from ..step.noise_tables.named import INLINE, source_of
 from ..step.step import DPStep
 
 ROUNDS = 25
@@ -71,6 +73,8 @@ def report(
     size: tuple[int, int] = (14, 7),
     processor: str | Path | Processor = "k7",
     options: CountOptions | None = None,
+    noise: str | None = None,
+    layer: str | None = None,
 ) -> Report:
     """Return ``cost.count.report``; a private step of dpkern adds its execution and its time.
 
@@ -79,16 +83,20 @@ def report(
         size: features n and length l of the code.
         processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
         options: way of counting Appendix G; as printed by default.
+        noise: source of the noise; see ``cost.count.report``. A ring is counted in closed form
+            alone.
+        layer: kind of layer of a whole step; a convolution likewise.
 
     Raises:
-        InvalidInput: another name, size or file, or options that change nothing.
+        InvalidInput: as ``cost.count.report``.
     """
     machine = processors.load(processor)
-    found = count.report(mechanism, size=size, processor=machine, options=options)
+    given: dict[str, Any] = {"options": options, "noise": noise, "layer": layer}
+    found = count.report(mechanism, size=size, processor=machine, **given)
     form = systems().get(mechanism)
-    if form is None:
-        return found
-    ways = three_ways(form, *size)
+    if form is None or layer == "conv" or noise == RingPrefetch.name:
+        return found  # a ring's producer works beside the step, and sometimes on its thread
+    ways = three_ways(form, *size, noise or INLINE, layer)
     verdict = "agrees with" if ways.agrees else "DIFFERS from"
     return replace(
         found,
@@ -100,9 +108,11 @@ def report(
     )
 
 
-def three_ways(form: StepForm, n: int, code: int) -> StepCostReport:
-    """Count and time the step that ``form`` describes."""
-    step = _step(form.make(n, code), n, code)
+def three_ways(
+    form: StepForm, n: int, code: int, noise: str = INLINE, layer: str | None = None
+) -> StepCostReport:
+    """Count and time the step that ``form`` describes; no ring may make its noise."""
+    step = _step(form, n, code, noise, layer)
     step()  # momentum and tables of the first step
     spans: dict[str, list[float]] = {}
     whole = []
@@ -135,12 +145,13 @@ def three_ways(form: StepForm, n: int, code: int) -> StepCostReport:
         )
         for name, exact in forms.items()
     }
-    closed = by_phase(form(n, code))
+    closed = by_phase(form(n, code, noise, layer))
     return StepCostReport(closed, execution.items, ops, statistics.median(whole))
 
 
-def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
+def _step(form: StepForm, n: int, code: int, noise: str, layer: str | None) -> Callable[[], None]:
     """Return a function that makes one step each time that it is called."""
+    mechanism = form.make(n, code, layer)
     draw = torch.Generator().manual_seed(_SEED)
     if isinstance(mechanism, LabelMechanism):
         values = torch.randint(mechanism.categories, (n,), generator=draw)
@@ -152,9 +163,10 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
         return respond
     step = DPStep(
         mechanism,
-        [torch.randn(shape, generator=draw) for shape in shapes(mechanism, n, code)],
+        [torch.randn(site.shape, generator=draw) for site in form.sites(n, code, layer)],
         optimizer=RULE,
         unsafe_seed=_SEED,
+        noise_source=source_of(noise),
         expected_batch_size=1.0,
         **(mechanism.sampling or {"sample_rate": 0.1}),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,6 +104,12 @@ def _blocks(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def _coverage(plan: Plan) -> dict[str, Any] | None:
+    """Return what of the model is in the frequency domain; None where that is not asked."""
+    covered = plan.coverage
+    return None if covered is None else {**asdict(covered), "text": covered.text}
+
+
 def _warnings(step: DPStep, delta: float) -> list[str]:
     """Return the facts that make the guarantee say less than its numbers seem to."""
     sampling = step.sampling
@@ -165,6 +172,7 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
             "provenance": step.provenance(),
         },
         "blocks": _blocks(plan),
+        "frequency_domain": _coverage(plan),
         "realised": step.mechanism.realised(step.memory),
         **step.sampling,
     }

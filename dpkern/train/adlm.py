@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.errors import InvalidInput
+from ..base.rng import Key
 from ..base.threads import torch_threads
 from ..nn.polynomial import PowerCoefficients
 from ..objective import adlm as trainer
 from ..objective.adlm import AdlmSchedule, AdlmTraining, ReleasedDataset
 from ..objective.adlm_data import Labelled
+from ..step.noise_tables import NoiseSource, named
 from . import adlm_mechanism, adlm_report
 from .adlm_options import BoundedOptions, LabelledOptions
 from .adlm_report import BoundedEpoch
@@ -82,7 +86,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
 
     KINDS = (LabelledOptions, BoundedOptions)
     EPOCH = BoundedEpoch
-    RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "threads"})
+    RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "threads", "noise_source"})
     OPS = ("coef.expanded", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
     steps: ReleasedBatchSteps
@@ -116,13 +120,16 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             setting=trainer.setting(network, shape, records=rows, batch=privacy.batch_of(rows)),
         )
         self._check_public()
+        self.noise_source = self._source(saved)
         key = privacy.key()
         if saved is not None:
             released = self._restored(saved["training"]["released"])
         else:
             with torch_threads(self.threads):
                 relevance = self._relevance(architecture) if self.mechanism.adaptive else None
-                released = trainer.release(self.mechanism, self.data, key, relevance=relevance)
+                released = trainer.release(
+                    self.mechanism, self.data, key, relevance=relevance, source=self._fresh()
+                )
         training = AdlmTraining(
             self.data,
             [released],
@@ -132,6 +139,42 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             keys=[key],
         )
         self.steps = ReleasedBatchSteps(training)
+
+    def _source(self, saved: Mapping[str, Any] | None) -> NoiseSource | None:
+        """Return a source of the kind that made, or will make, the release.
+
+        Raises:
+            InvalidInput: another one than the release of a resumed run was made with, or one for
+                labels that get their noise at every visit.
+        """
+        name = self.options.run.noise_source
+        if saved is not None:
+            made = saved["training"]["released"].get("noise_source", named.INLINE)
+            if name not in (None, made):
+                raise InvalidInput(
+                    "noise_source",
+                    expected=f"{made}, which made the release that this run goes on with",
+                    got=name,
+                    remedy="Leave --noise-source out when resuming.",
+                )
+            name = made
+        self.source_name = named.INLINE if name is None else name
+        source = named.source_of(name)
+        if source is not None:
+            trainer.check_source(self.mechanism)
+        return source
+
+    def _fresh(self) -> Callable[[], NoiseSource] | None:
+        """Return what makes a new source for each release; None draws them from the key."""
+        if self.noise_source is None:
+            return None
+
+        def made() -> NoiseSource:
+            source = named.source_of(self.source_name)
+            assert source is not None
+            return source
+
+        return made
 
     @property
     def training(self) -> AdlmTraining:
@@ -196,6 +239,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         (released,) = self.training.released
         kept: dict[str, Any] = {name: getattr(released, name) for name in _TENSORS}
         made = released.coefficients
+        kept["noise_source"] = self.source_name
         kept["targets"] = None if released.visit_scale is not None else released.targets
         kept["coefficients"] = None if made is None else [made.linear, made.quadratic]
         return kept
@@ -221,17 +265,42 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
 
     def _facts(self) -> dict[str, Any]:
         visits = -(-self.steps_done // self.training.steps_per_epoch)
-        return adlm_mechanism.facts(self.mechanism, visits=visits, seeded=self.seeded)
+        return adlm_mechanism.facts(
+            self.mechanism, visits=visits, seeded=self.seeded, source=self.noise_source
+        )
 
     def _measured(self) -> dict[str, Any]:
         return {
-            "noise": adlm_report.noise(self.mechanism, self.training.released[0].scales),
+            "noise": {
+                **adlm_report.noise(self.mechanism, self.training.released[0].scales),
+                "source": self.source_name,
+            },
             "test_accuracy": float(self.training.accuracy()[0]) if self.steps_done else None,
             "test_note": "held-out rows are not protected by epsilon",
             "diverged": self.steps.diverged,
             "steps": self.steps_done,
             "data_warnings": list(self.warnings),
         }
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        model, shape = self.options.model, self.data.row_shape
+        network = trainer.build(
+            model.architecture(shape), shape, self.data.classes, seed=model.init_seed
+        )
+        data = replace(self.data, x=self.data.x_test, y=self.data.y_test)  # not protected
+
+        def step() -> None:
+            AdlmTraining(
+                data,
+                self.training.released,
+                [copy.deepcopy(network)],
+                AdlmSchedule(lr=model.lr, epochs=1),
+                seeds=[0],
+                keys=[Key.from_unsafe_seed(0)],
+            ).advance()
+
+        numbers = sum(p.numel() for p in network.parameters())
+        return step, f"one step of {self.training.batch} released rows", numbers
 
     def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return adlm_report.drawn(summary, self.history)

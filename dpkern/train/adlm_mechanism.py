@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..base.errors import InvalidInput
 from ..base.validate import choice
 from ..engine.named import read_settings
 from ..objective.adlm_networks import build, setting
+from ..privacy.accounting.history import NOTHING
 from ..privacy.mechanisms import AdLM
+from ..privacy.mechanisms.objective import near_law
 from ..privacy.theory.adlm import AdlmSetting
+from ..step.noise_tables import NoiseSource
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .objective_mechanism import stated
 from .options import required
@@ -70,26 +74,50 @@ def planned_setting(
     return setting(network, row_shape, records=records, batch=batch, name=model)
 
 
-def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
-    """Return what a report says about the privacy of a run, certificate included."""
-    secret = mechanism.epsilon_certified(visits=visits)
+def facts(
+    mechanism: AdLM, *, visits: int, seeded: bool, source: NoiseSource | None = None
+) -> dict[str, Any]:
+    """Return what a report says about the privacy of a run, certificate included.
+
+    Args:
+        mechanism: mechanism that releases the records.
+        visits: number of visits of each record.
+        seeded: the noise comes from a known seed.
+        source: source of the Laplace noise. None draws it from the key.
+    """
+    unprotected = "" if source is None else source.warning
+    given: dict[str, Any] = {
+        "variation": 0.0 if source is None else source.variation,
+        "draws": mechanism.noisy_coordinates,
+    }
+    known = mechanism.certificate(visits=visits, seeded=seeded)
+    found = near_law(known, **given)
+    secret = near_law(mechanism.certificate(visits=visits, seeded=False), **given).epsilon
+    if unprotected:
+        secret = math.inf
+        notes = (*found.notes, unprotected)
+        found = replace(found, epsilon=math.inf, delta=1.0, certified_for=NOTHING, notes=notes)
     said = stated(
         mechanism,
-        mechanism.certificate(visits=visits, seeded=seeded),
-        non_private=_reason(mechanism, seeded),
+        found,
+        non_private=unprotected or _reason(mechanism, found.epsilon, seeded),
         visits=visits,
         epsilon_by_part=dict(mechanism.costs()),
         # The sizes follow from the data.
         settings={key: value for key, value in mechanism.options().items() if key != "setting"},
     )
+    if unprotected:
+        said["epsilon_claimed"] = math.inf  # whatever the source says of noise that is fresh
     return said | ({"epsilon_if_seed_secret": secret} if seeded else {})
 
 
-def _reason(mechanism: AdLM, seeded: bool) -> str | None:
+def _reason(mechanism: AdLM, certified: float, seeded: bool) -> str | None:
     """Return the reason, in words, that nothing is certified; None where something is."""
     open_parts = [UNPROTECTED[part] for part, cost in mechanism.costs().items() if math.isinf(cost)]
     if open_parts:
         return "; ".join(open_parts)
     if math.isinf(mechanism.epsilon_certified()):
         return "the noise has too much of its tail cut"
-    return "the noise comes from a known seed" if seeded else None
+    if seeded:
+        return "the noise comes from a known seed"
+    return "the noise is too far from its law" if math.isinf(certified) else None

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..privacy.mechanisms import AdLM
+from . import step_costs
 from .display import SummaryTable, upper
 from .objective_report import title
 from .report import FigureSpec
@@ -67,8 +68,10 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}"),
             ("input noise", f"Laplace, scale {inputs['least']:.5g} to {inputs['most']:.5g}"),
             ("label noise", drawn["labels"]),
+            ("noise source", drawn["source"]),
             ("relevance noise", relevances and f"Laplace, scale {relevances:.5g}"),
             ("epochs, steps", f"{summary['visits']}, {summary['steps']}"),
+            *step_costs.rows(summary),
         ),
         data=summary["data_warnings"],
     )

@@ -20,7 +20,7 @@ from ..base.json import plain
 from ..base.threads import torch_threads
 from ..base.validate import require
 from ..privacy.accounting import delta_warning
-from . import checkpoint, display, report
+from . import checkpoint, display, report, step_costs
 from .options import M, P, RunOptions, TrainOptions, only
 from .resources import backend_in_use, environment
 from .step_audit import Auditor
@@ -122,6 +122,13 @@ class BaseSession(ABC, Generic[P, M, E]):
     @abstractmethod
     def _measured(self) -> dict[str, Any]:
         """Return the rest of the summary that only such a run has: results, remarks on the data."""
+
+    @abstractmethod
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        """Return a function that takes a step like the run's, words for it, and trained values.
+
+        It must release nothing: neither data nor key of the run go into it.
+        """
 
     @abstractmethod
     def _drawn(self, summary: Mapping[str, Any]) -> report.FigureSpec:
@@ -246,6 +253,7 @@ class BaseSession(ABC, Generic[P, M, E]):
             **{name: certificate[name] for name in report.CERTIFIED},
             "warnings": self.privacy_warnings(certificate),
             **measured,
+            "costs": self._costs(),
             "seconds": round(self.steps.seconds, 3),
             "report": self.out / files.REPORT,
             "checkpoint": self.checkpoint_path,
@@ -258,6 +266,12 @@ class BaseSession(ABC, Generic[P, M, E]):
         }
         ready: dict[str, Any] = plain(summary)
         return ready
+
+    def _costs(self) -> dict[str, Any]:
+        """Return what one step costs; see ``step_costs``."""
+        with torch_threads(self.threads):
+            step, of, numbers = self._example()
+            return step_costs.costs_of(step, of=of, numbers=numbers)
 
     @property
     def protected_records(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..privacy.accounting import shown_bound, shown_lower_bound
 from ..privacy.accounting.shown import LowerBound, ShownBound, UpperBound
+from . import step_costs
 from .display import SummaryTable, upper
 from .report import FigureSpec
 
@@ -92,16 +93,24 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("accountant", summary["accountant"]),
             ("certified for", summary["certified_for"]),
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
+            *_covered(summary),
             ("noise multiplier", upper(summary["noise_multiplier"])),
             ("max grad norm", summary["max_grad_norm"]),
             ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
             ("steps", summary["steps"]),
             ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
             ("backend, arithmetic", ", ".join(arithmetic)),
+            *step_costs.rows(summary),
         ),
         data=summary["data_warnings"],
         last=last,
     )
+
+
+def _covered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the row of mechanisms of the frequency domain."""
+    covered = summary.get("frequency_domain")
+    return [] if covered is None else [("frequency domain", covered["text"])]
 
 
 def _audit(audit: Mapping[str, Any]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..engine.capture import Capture
 from ..engine.clipping import close_into, prepare
 from ..engine.demo.models import evaluate
 from ..engine.sampling import PrivateBatchSampler
+from ..step.noise_tables import named
 from ..step.step import DPStep
 from .data import Dataset
 from .gradient_report import Epoch
@@ -77,6 +79,43 @@ class TrainingSteps(Steps[Epoch]):
         prepare(self._capture, lambda: step.plan)
         self._loss_of_epoch, self._samples_of_epoch = 0.0, 0
 
+    def example(self, noise_source: str | None) -> Callable[[], None]:
+        """Return a function that takes one step of generated samples, on a copy of the model.
+
+        It has the run's mechanism, rule, sizes and kind of noise source, and none of its data, keys
+        or draws.
+        """
+        draw = torch.Generator().manual_seed(0)
+        count = round(self.step.expected_batch_size)
+        x = torch.rand((count, *self.data.row_shape), generator=draw)
+        y = torch.randint(self.data.classes, (count,), generator=draw)
+        model = copy.deepcopy(self.model)
+        step = DPStep(
+            self.step.mechanism,
+            [p.detach() for p in model.parameters()],
+            expected_batch_size=self.step.expected_batch_size,
+            optimizer=self.step.optimizer,
+            unsafe_seed=0,
+            backend=self.step.backend,
+            noise_source=named.source_of(noise_source),
+            gradients="batched",
+            **self.step.sampling,
+        )
+        training = TrainingSteps(
+            data=replace(self.data, x_train=x, y_train=y),
+            model=model,
+            step=step,
+            batches=self.batches,
+            steps_per_epoch=self.steps_per_epoch,
+            delta=self.delta,
+            max_physical_batch_size=self.max_physical_batch_size,
+            loss=self.loss,
+            before=self._before,
+            after=self._after,
+        )
+        training._capture.attach()
+        return lambda: training.learn(torch.arange(count))
+
     @property
     def done(self) -> int:
         """The number of steps taken."""
@@ -108,10 +147,10 @@ class TrainingSteps(Steps[Epoch]):
     def take(self) -> Epoch | None:
         """Draw a batch and take one logical step."""
         # The sampler counts a batch when it hands it out, the step when it is finished.
-        self._learn(next(iter(self.batches)))
+        self.learn(next(iter(self.batches)))
         return self._record() if self.step.steps % self.steps_per_epoch == 0 else None
 
-    def _learn(self, batch: torch.Tensor) -> None:
+    def learn(self, batch: torch.Tensor) -> None:
         """Learn from these rows; an empty Poisson draw adds nothing but noise."""
         self.diagnostics.batch_sizes.append(len(batch))
         for rows in torch.split(batch, self.max_physical_batch_size) if len(batch) else ():

@@ -1,29 +1,10 @@
-"""The source of a run's noise: its names, and runs that cannot have one."""
+"""Refuse runs that cannot have the source of noise that they name."""
 
 from __future__ import annotations
 
 from ..base.errors import InvalidInput, PrivacyError
 from ..privacy.mechanisms import Mechanism
-from ..step.noise_tables import CdtTable, NoiseSource, RingPrefetch, SampleTable
-
-INLINE = "inline"
-"""The name of noise that is drawn where it is added, as it is unless a source is named."""
-_MADE: dict[str, type[NoiseSource]] = {
-    "ring": RingPrefetch,
-    "cdt": CdtTable,
-    "table": SampleTable,
-}
-SOURCES = (INLINE, *_MADE)
-"""Names that ``--noise-source`` takes.
-
-``ring`` has the bits of ``inline``; ``cdt`` is near its law, which certificates pay for; ``table``
-protects nothing, and reports say so.
-"""
-
-
-def source_of(name: str | None) -> NoiseSource | None:
-    """Make a source of this name; None means that kernels draw their own noise."""
-    return None if name is None or name == INLINE else _MADE[name]()
+from ..step.noise_tables import NoiseSource
 
 
 def check_target(source: NoiseSource | None) -> None:

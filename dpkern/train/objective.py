@@ -11,8 +11,8 @@ from ..objective import records as tables
 from ..objective.methods import VisitSchedule
 from ..objective.records import GENERATED, Records
 from ..objective.spof import SpofTraining
-from ..step.noise_tables import NoiseSource
-from . import noise_sources, objective_mechanism, objective_report
+from ..step.noise_tables import NoiseSource, named
+from . import objective_mechanism, objective_report
 from .base import BaseSession
 from .display import SummaryTable
 from .objective_options import CodeOptions, RecordOptions, read_bounds
@@ -21,6 +21,8 @@ from .report import FigureSpec
 from .steps import Steps
 
 GENERATED_RECORDS = 1000
+EXAMPLES = 32
+"""Records of each user in the epoch whose costs a report has."""
 
 
 class VisitSteps(Steps[Reconstruction]):
@@ -99,7 +101,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             settings=privacy.settings,
             epsilon=privacy.epsilon,
         )
-        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
+        self.noise_source = named.source_of(self.options.run.noise_source)
         self.records = load(privacy)
         if model.code >= self.records.features:
             raise InvalidInput(
@@ -185,6 +187,33 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             "data_notes": list(self.records.notes),
             "backend": self.backend,
         }
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        privacy, model, records = self.options.privacy, self.options.model, self.records
+        name = self.options.run.noise_source
+        made = tables.generated(
+            users=records.users, records=EXAMPLES, features=records.features, held_out=0.1
+        )
+
+        def source() -> NoiseSource:
+            found = named.source_of(name)
+            assert found is not None
+            return found
+
+        def epoch() -> None:
+            SpofTraining(
+                made,
+                self.mechanism,
+                VisitSchedule(lr=model.lr, epochs=1),
+                seeds=[0],
+                sigma=privacy.sigma,
+                code=model.code,
+                noise_source=None if name in (None, named.INLINE) else source,
+            ).run()
+
+        # Draws are made for many steps at once: an epoch has them all.
+        of = f"one epoch of {EXAMPLES} generated records of each of {records.users} users"
+        return epoch, of, 2 * EXAMPLES * records.users * records.features
 
     def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return objective_report.drawn(summary, self.history)

@@ -11,6 +11,7 @@ from ..objective.spof import SpofTraining
 from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms.functional import Functional
 from ..step.noise_tables import NoiseSource
+from . import step_costs
 from .display import SummaryTable, upper
 from .report import FigureSpec
 
@@ -105,6 +106,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("users, records", f"{public['users']} x {public['records_per_user']}"),
             ("bounds", public["bounds"]),
             ("visits, steps", f"{summary['visits']}, {summary['steps']}"),
+            *step_costs.rows(summary),
         ),
         data=summary["data_notes"],
     )

@@ -19,9 +19,9 @@ from ..engine.demo.models import ALL_MODELS
 from ..engine.demo.sources import LINEAR, NORMS
 from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
+from ..step.noise_tables.named import SOURCES
 from .data import DIGITS, Dataset, load
 from .encoding import TableOptions
-from .noise_sources import SOURCES
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
 from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..step.noise_tables import named
 from ..step.step import DPStep
 from . import checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
 from .base import BaseSession
@@ -43,7 +44,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     def _read(self) -> None:
         privacy = self.options.privacy
         self.data: data.Dataset = privacy.load(privacy.data)
-        self.noise_source = noise_sources.source_of(self.options.run.noise_source)
+        self.noise_source = named.source_of(self.options.run.noise_source)
 
     def data_in_words(self) -> str:
         """Return what was read, before any budget is spent; empty for data without columns."""
@@ -266,6 +267,11 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             "test_note": "held-out rows are not protected by epsilon",
             "backend": self.backend,
         }
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        step = self.training.step
+        of = f"one step of {round(step.expected_batch_size)} generated samples"
+        return self.training.example(self.options.run.noise_source), of, step.plan.dimension
 
     def _sections(self) -> dict[str, Any]:
         """Return training losses and counts, only where they were requested."""

@@ -52,7 +52,7 @@ def made(monkeypatch: pytest.MonkeyPatch, report: Report = REPORT) -> list[dict[
 
 
 def test_the_published_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    code, facts = run_json(capsys, "compare", *ISSUE)
+    code, facts = run_json(capsys, "compare", *ISSUE, "--noise", "table")
     assert code == 0
     assert [cost["cost"] for cost in facts["costs"]] == [364, 1403]
     assert [entry["reduction_percent"] for entry in facts["reductions"]] == [74.06]
@@ -92,8 +92,12 @@ def test_sizes_and_processors_are_lists(
             "sizes": [(8, 4), (14, 7)],
             "processors": ["k7", "mine.toml"],
             "options": CORRECTED,
+            "noise": None,
+            "layer": None,
         }
     ]
+    assert run(capsys, "compare", "--noise", "cdt, table", "--layer", "conv")[0] == 0
+    assert (asked[1]["noise"], asked[1]["layer"]) == (["cdt", "table"], "conv")
 
 
 @pytest.mark.parametrize(

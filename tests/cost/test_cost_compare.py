@@ -34,9 +34,10 @@ def whole(report: Report) -> None:
 
 
 def test_the_source_s_comparison() -> None:
-    report = compare.report(["spof", "dpsgd-da"], sizes=[(14, 7)], processors=["k7"])
+    given = {"sizes": [(14, 7)], "processors": ["k7"], "noise": ["table"]}
+    report = compare.report(["spof", "dpsgd-da"], **given)
     whole(report)
-    assert report == compare.report()
+    assert report == compare.report(noise=["table"])
     costs = {fact["mechanism"]: fact["cost"] for fact in report.facts["costs"]}
     assert costs == {"spof": 364, "dpsgd-da": 1403}
     (fact,) = report.facts["reductions"]
@@ -58,7 +59,7 @@ def test_every_correction_is_reported_with_its_number() -> None:
 
 
 def test_the_crossover_near_127() -> None:
-    report = compare.report()
+    report = compare.report(noise=["table"])
     in_n, in_l = report.facts["crossovers"]
     assert in_n["along"] == "n, l = n/2"
     (point,) = in_n["points"]
@@ -75,10 +76,11 @@ def test_the_crossover_near_127() -> None:
 
 
 def test_figures_show_the_numbers() -> None:
-    report = compare.report()
+    report = compare.report(noise=["table"])
     figures = {figure.name: figure for figure in report.figures}
     assert list(figures) == [
-        *("operations", "cost", "cost-against-n", "cost-against-l", "processors", "prices-spof"),
+        *("operations", "cost", "noise-price", "cost-against-n", "cost-against-l"),
+        *("processors", "prices-spof"),
     ]
     cost = figures["cost"]
     assert cost.kind == "stacked"
@@ -104,6 +106,7 @@ def test_sizes_processors_and_options() -> None:
         sizes=[(14, 7), (128, 64)],
         processors=names,
         options=CORRECTED,
+        noise=["table"],
     )
     whole(report)
     assert len(report.facts["costs"]) == 3 * 2 * len(names)

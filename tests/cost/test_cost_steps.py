@@ -127,9 +127,7 @@ def test_a_system_is_the_step_that_it_names(name: str) -> None:
     if isinstance(mechanism, LabelMechanism):
         assert system(n, code) == steps.response(mechanism, n)
         return
-    shapes = [site.shape for site in step_systems.sites(n, code)]
-    if not getattr(mechanism, "sites", None):
-        shapes[0] = (code, n)
+    shapes = [site.shape for site in system.sites(n, code)]
     torch.manual_seed(1)
     params = [torch.randn(shape) for shape in shapes]
     step = DPStep(

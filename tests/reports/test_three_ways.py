@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from dpkern.base.counts import EVIDENCE, EXECUTED
+from dpkern.base.errors import InvalidInput
 from dpkern.cost.counted import KERNELS
 from dpkern.cost.forms import FORMS
 from dpkern.cost.step_systems import systems
@@ -56,3 +58,28 @@ def test_what_appendix_g_counts_is_reported_as_before() -> None:
     assert report.facts["cost"] == 364
     assert report.facts["execution"]["agrees"]
     assert "seconds" not in report.facts["execution"]
+
+
+@pytest.mark.parametrize("noise", ["cdt", "table"])
+def test_other_sources_of_noise_are_counted_and_run(noise: str) -> None:
+    report = three_ways.report("dpsgd", size=(6, 3), noise=noise)
+    assert report.facts["noise"] == noise
+    assert report.facts["execution"]["agrees"]
+    assert math.isinf(report.facts["epsilon"]["certified"]) == (noise == "table")
+
+
+def test_a_ring_is_counted_in_closed_form() -> None:
+    report = three_ways.report("dpsgd", size=(6, 3), noise="ring")
+    assert report.facts["execution"] is None
+    assert "update: made ahead" in {item["item"] for item in report.facts["items"]}
+
+
+def test_a_convolution_is_counted_in_closed_form() -> None:
+    report = three_ways.report("gredp-published", size=(6, 3), layer="conv")
+    lines = {item["item"]: item["kind"] for item in report.facts["items"]}
+    assert lines["clip and sum: transforms"] == "modelled"
+    assert report.facts["execution"] is None
+    with pytest.raises(InvalidInput, match="no parameter is in the frequency domain"):
+        three_ways.report("gredp", size=(6, 3), layer="dense")
+    with pytest.raises(InvalidInput, match="layer: expected none with the steps"):
+        three_ways.report("spof", size=(6, 3), layer="conv")

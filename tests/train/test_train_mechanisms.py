@@ -18,7 +18,7 @@ from dpkern.engine.demo.models import build
 from dpkern.engine.named import NAMES, Run, make, parsed
 from dpkern.ops.update import Ball
 from dpkern.privacy.mechanisms import DPSGD, AdaClip, Directional, ProjectedSGD, SpectralDP
-from dpkern.train import Session
+from dpkern.train import Session, gradient_report
 from dpkern.train.data import load
 from dpkern.train.label_privacy import released, unbiased_loss
 
@@ -85,6 +85,13 @@ def test_it_trains_and_reports(options: dict[str, Any], name: str, mode: str) ->
     elif math.isinf(certified):
         assert "not private" in summary["statement"]
         assert summary["non_private"]
+    covered = summary["frequency_domain"]
+    if name in ("gredp", "spectral_dp"):
+        assert covered["text"].startswith("2 of 10 parameters in the frequency domain (")
+        rows = dict(gradient_report.shown(summary).settings)
+        assert rows["frequency domain"] == covered["text"]
+    else:
+        assert covered is None
     assert set(summary["blocks"][0] if summary["blocks"] else {"sd"}) >= {"sd"}
 
 
@@ -97,6 +104,15 @@ def test_published_epsilon_is_the_claim(
     assert summary["calibrated_to"] == "claimed"
     assert float(summary["epsilon_claimed"]) == pytest.approx(5, rel=2e-3)
     assert float(summary["epsilon_certified"]) > 6
+
+
+def test_a_model_without_a_layer_of_its_domain_is_refused(options: dict[str, Any]) -> None:
+    given = options | {"mechanism": "gredp", "model": "linear"}
+    with pytest.raises(InvalidInput, match=r"sites: .*0 of 2 parameters in the frequency domain"):
+        Session(given)
+    asked = Session(given | {"settings": ("allow_time_domain=true",)}).run()
+    assert asked["frequency_domain"]["parameters"] == 0
+    assert asked["epsilon_certified"] > 0
 
 
 def test_resuming_keeps_mechanism_mode_and_settings(options: dict[str, Any]) -> None:

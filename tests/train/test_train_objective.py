@@ -16,8 +16,8 @@ from dpkern.base.rng import Key, Purpose
 from dpkern.objective import SpofTraining, VisitSchedule
 from dpkern.objective.records import load
 from dpkern.privacy.mechanisms import SPOF
+from dpkern.step.noise_tables.named import SOURCES
 from dpkern.train import checkpoint, objective_mechanism
-from dpkern.train.noise_sources import SOURCES
 from dpkern.train.objective import ObjectiveSession
 from dpkern.train.session_factory import make_session
 

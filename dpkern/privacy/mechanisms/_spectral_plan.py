@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -46,12 +46,18 @@ from ._spectral_options import (
     no_sites,
     noise_parts,
 )
-from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
+from .base import (
+    OPTIONAL_IN_CHECKPOINT,
+    Mechanism,
+    checked_bound,
+    checked_noise_multiplier,
+    checked_shapes,
+)
 from .certify import gaussian_spec
 from .examples import CIRCULANT, UNIT, Audit, Example
 from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, assign_positions
+from .plan import Block, FrequencyCoverage, Plan, assign_positions
 from .release import ReleaseMap
 from .site import Site
 
@@ -95,6 +101,8 @@ class SpectralMechanism(Mechanism):
             agree. The rounding of float sums is outside of the certificate. Whitening magnifies it:
             by up to 2^10 in corrected mode, which leaves weaker directions out, and by up to 2^18
             in published mode, which keeps them.
+        allow_time_domain: whether to accept sites of which none is a convolution's kernel or
+            circulant blocks. Every parameter is then released in the time domain, as by DP-SGD.
 
     Raises:
         InvalidInput: a field out of its range, or options that do not belong together.
@@ -110,6 +118,7 @@ class SpectralMechanism(Mechanism):
         ),
     )
     audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT, shapes=CIRCULANT),)
+    frequency_domain: ClassVar[bool] = True
     clip_domains: ClassVar[tuple[str, ...]]
     defaults: ClassVar[dict[str, dict[str, Any]]]
     """Defaults of fields left None, by mode."""
@@ -128,6 +137,7 @@ class SpectralMechanism(Mechanism):
     noise_point: str = "per_batch"
     batch_size: int | None = None
     arithmetic: str | None = None
+    allow_time_domain: bool = field(default=False, metadata=OPTIONAL_IN_CHECKPOINT)
 
     def __post_init__(self) -> None:
         choice(MODES, mode=self.mode)
@@ -140,6 +150,8 @@ class SpectralMechanism(Mechanism):
         object.__setattr__(self, "max_grad_norm", bound)
         object.__setattr__(self, "noise_kind", checked_kind(self.noise_kind))
         object.__setattr__(self, "sites", checked_sites(self.sites))
+        choice((False, True), allow_time_domain=self.allow_time_domain)
+        self._check_coverage()
         choice(self.clip_domains, clip_domain=self.clip_domain)
         choice(CLIPPING, clipping=self.clipping)
         object.__setattr__(self, "groups", checked_groups(self.groups, self.clipping))
@@ -155,6 +167,28 @@ class SpectralMechanism(Mechanism):
         choice(ARITHMETIC, arithmetic=self.arithmetic)
         if self.sites is not None:
             _plan(self, tuple(site.shape for site in self.sites))
+
+    def _check_coverage(self) -> None:
+        """Refuse a model without any layer that the mechanism works on, unless that is asked."""
+        if self.sites is None or self.allow_time_domain:
+            return
+        if all(site.kind == "other" for site in self.sites):
+            raise InvalidInput(
+                "sites",
+                expected=f"a layer in the frequency domain for {self.title}: a 1-D or 2-D "
+                "convolution used once, or a block-circulant layer",
+                got=f"0 of {len(self.sites)} parameters in the frequency domain",
+                remedy="Use the mechanism dpsgd, which is what would run. To run it as this one, "
+                "pass allow_time_domain=True (--set allow_time_domain=true).",
+            )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes as text, and what of the model is in the frequency domain."""
+        if self.sites is None:
+            return super().remarks
+        covered = FrequencyCoverage.of_sites(self.sites, [site.shape for site in self.sites])
+        return (*super().remarks, covered.text)
 
     def _check_corrected(self) -> None:
         for name, allowed in {**_CORRECTED, **self.corrected_only}.items():
@@ -356,4 +390,5 @@ def _plan(mechanism: SpectralMechanism, shapes: tuple[tuple[int, ...], ...]) -> 
         noise_point=mechanism.noise_point,
         samples=mechanism.batch_size,
         notes=mechanism.notes,
+        coverage=FrequencyCoverage.of_sites(mechanism.sites, shapes),
     )

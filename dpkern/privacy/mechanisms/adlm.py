@@ -298,6 +298,13 @@ class AdLM(ObjectivePerturbation):
         integer(0, visits=visits)
         return certificate.epsilon(self)
 
+    @property
+    def noisy_coordinates(self) -> int:
+        """Most coordinates with Laplace noise of one record's release that depend on the record."""
+        features, classes = self.setting.layer.features, self.setting.classes
+        relevances = features if self.releases_relevance else 0
+        return relevances + features + 2 * classes
+
     def certified_delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
         """Return ``tail()`` where something is certified, with the known number of coordinates."""
         del coordinates

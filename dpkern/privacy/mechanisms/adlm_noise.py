@@ -22,6 +22,7 @@ from ...base.errors import InvalidInput
 from ...base.rng import Stream
 from ...base.validate import choice, integer, positive, tensor
 from ...ops import noise
+from ...ops._draws import Draws
 from ...ops.coef.label_powers import PowerCoefficients, label_coefficients
 from ..theory.adlm import LABEL_SENSITIVITY, NOISE_SHARING, below
 from .randomized_response import RandomizedResponse
@@ -36,20 +37,26 @@ _ENTRIES_AT_ONCE = 1 << 22
 
 
 def private_relevance(
-    mean: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
+    mean: Tensor,
+    *,
+    scale: float,
+    stream: Stream,
+    rounding: Stream,
+    position: int = 0,
+    draws: Draws | None = None,
 ) -> Tensor:
     """Return ``R_j + Lap(scale)`` (11)-(12), a new tensor.
 
     Args:
         mean: ``[d]``, from ``nn.relevance.mean_relevance``.
         scale: sensitivity over eps1. It presumes that the network does not depend on the records.
-        stream, rounding, position: see ``noise.add_noise``.
+        stream, rounding, position, draws: see ``noise.add_noise``.
 
     Raises:
         InvalidInput: another shape or dtype, or a number out of its range.
     """
     tensor(mean=mean, shape=(None,), dtypes=FLOATS)
-    return _noised(mean, scale, stream, rounding, position)
+    return _noised(mean, scale, stream, rounding, position, draws)
 
 
 def private_inputs(
@@ -61,6 +68,7 @@ def private_inputs(
     rounding: Stream,
     noise_sharing: str = "iid_per_example",
     position: int = 0,
+    draws: Draws | None = None,
 ) -> Tensor:
     """Return ``x_ij + Lap(scale_j)``, line 13, a new tensor.
 
@@ -68,7 +76,7 @@ def private_inputs(
         x: ``[n, d]``, entries in [0, reach].
         scales: ``[d]``; all equal for ILM.
         reach: rho, on which a scale's guarantee rests.
-        stream, rounding, position: see ``noise.add_noise``.
+        stream, rounding, position, draws: see ``noise.add_noise``.
         noise_sharing: ``iid_per_example``, or ``shared_per_feature``: one draw for all records.
 
     Raises:
@@ -88,7 +96,7 @@ def private_inputs(
         )
     if noise_sharing == "shared_per_feature":
         none = torch.zeros_like(scales)
-        return x + _noised(none, scales.contiguous(), stream, rounding, position).to(x)
+        return x + _noised(none, scales.contiguous(), stream, rounding, position, draws).to(x)
     out = x.contiguous().clone()
     rows = max(1, _ENTRIES_AT_ONCE // max(1, features))
     for start in range(0, count, rows):
@@ -100,12 +108,19 @@ def private_inputs(
             distribution="laplace",
             scale=scales.expand(piece.shape).contiguous(),
             rounding=rounding,
+            draws=draws,
         )
     return out
 
 
 def private_bias(
-    bias: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
+    bias: Tensor,
+    *,
+    scale: float,
+    stream: Stream,
+    rounding: Stream,
+    position: int = 0,
+    draws: Draws | None = None,
 ) -> Tensor:
     """Return ``b + Lap(scale)``, line 14; published only: a bias that is no data needs no noise.
 
@@ -113,11 +128,17 @@ def private_bias(
         InvalidInput: another shape or dtype, or a number out of its range.
     """
     tensor(bias=bias, shape=(None,), dtypes=FLOATS)
-    return _noised(bias, scale, stream, rounding, position)
+    return _noised(bias, scale, stream, rounding, position, draws)
 
 
 def private_coefficients(
-    targets: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
+    targets: Tensor,
+    *,
+    scale: float,
+    stream: Stream,
+    rounding: Stream,
+    position: int = 0,
+    draws: Draws | None = None,
 ) -> PowerCoefficients:
     """Return ``phi^(R) + Lap(scale)``, the ``label_scalar`` form, lines 18-19; a new pair.
 
@@ -127,7 +148,7 @@ def private_coefficients(
     Args:
         targets: ``[n, M]``, one-hot.
         scale: ``D_F / (|L| eps3)``.
-        stream, rounding, position: see ``noise.add_noise``.
+        stream, rounding, position, draws: see ``noise.add_noise``.
 
     Raises:
         InvalidInput: rows that are not one-hot, or a number out of its range.
@@ -137,8 +158,8 @@ def private_coefficients(
     behind = quadratic_position(position, targets.numel())
     return PowerCoefficients(
         clean.constant,
-        _noised(clean.linear, scale, stream, rounding, position),
-        _noised(clean.quadratic, scale, stream, rounding, behind),
+        _noised(clean.linear, scale, stream, rounding, position, draws),
+        _noised(clean.quadratic, scale, stream, rounding, behind, draws),
     )
 
 
@@ -175,25 +196,36 @@ def randomized_targets(
 
 
 def noisy_targets(
-    targets: Tensor, *, epsilon: float, stream: Stream, rounding: Stream, position: int = 0
+    targets: Tensor,
+    *,
+    epsilon: float,
+    stream: Stream,
+    rounding: Stream,
+    position: int = 0,
+    draws: Draws | None = None,
 ) -> Tensor:
     """Return ``onehot + Lap(2 / eps3)`` (corrected, the other way): a new tensor, unbiased as well.
 
     Args:
         targets: ``[n, M]``, one-hot.
         epsilon: eps3, of one record's label.
-        stream, rounding, position: see ``noise.add_noise``.
+        stream, rounding, position, draws: see ``noise.add_noise``.
 
     Raises:
         InvalidInput: rows that are not one-hot, or a number out of its range.
     """
     _one_hot(targets)
     scale = LABEL_SENSITIVITY / positive(epsilon=epsilon)
-    return _noised(targets, scale, stream, rounding, position)
+    return _noised(targets, scale, stream, rounding, position, draws)
 
 
 def _noised(
-    values: Tensor, scale: float | Tensor, stream: Stream, rounding: Stream, position: int
+    values: Tensor,
+    scale: float | Tensor,
+    stream: Stream,
+    rounding: Stream,
+    position: int,
+    draws: Draws | None,
 ) -> Tensor:
     return noise.add_noise(
         values.contiguous().clone(),
@@ -202,6 +234,7 @@ def _noised(
         distribution="laplace",
         scale=scale,
         rounding=rounding,
+        draws=draws,
     )
 
 

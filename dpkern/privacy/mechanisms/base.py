@@ -58,6 +58,7 @@ class Mechanism(CataloguedMechanism):
         budget: modes in which the epsilon that a run asks for is a field of the mechanism, and
             nothing is calibrated.
         neighbouring: the relation that its event's multiplier refers to.
+        frequency_domain: whether it clips or noises layers in the frequency domain.
         noise_multiplier: noise scale in units of the bound, as calibration and schedules set it.
         mode: ``corrected`` or ``published``.
     """
@@ -70,6 +71,7 @@ class Mechanism(CataloguedMechanism):
     derived: ClassVar[tuple[str, ...]] = ()
     budget: ClassVar[tuple[str, ...]] = ()
     neighbouring: ClassVar[str] = "add_remove"
+    frequency_domain: ClassVar[bool] = False
 
     noise_multiplier: float
     mode: str
@@ -187,8 +189,6 @@ class Mechanism(CataloguedMechanism):
     @property
     def sampling(self) -> Mapping[str, Any]:
         """Arguments ``sampling``, ``dataset_size`` and ``sample_rate`` of the required batches.
-
-        The mapping is empty where any batches will do.
 
         The mapping is empty where any batches will do.
         """

@@ -25,22 +25,45 @@ FEATURE: Shapes = ((1,),)
 """One feature: the whole of epsilon is spent on one number."""
 
 
+LAYERS = ("dense", "circulant", "conv")
+"""Kinds of layers whose step an example takes."""
+
+
 @dataclass(frozen=True)
 class ExampleLayer:
-    """A layer of n features and l outputs, whose step an example takes.
+    """A layer whose step an example takes: weights ``W``, ``b [l]`` and ``c [n]``.
 
-    Its parameters are ``W [l, n]``, ``b [l]``, ``c [n]`` (an autoencoder with tied weights).
+    Attributes:
+        features, code: n and l.
+        kind: one of ``LAYERS``. ``dense``: ``W [l, n]`` (an autoencoder with tied weights).
+            ``circulant``: the block-circulant ``W`` of the same outer sizes, in blocks of l.
+            ``conv``: a 3 x 3 convolution of l channels to l on maps of n x n, padded by 1.
     """
 
     features: int
     code: int
+    kind: str = "circulant"
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The block-circulant ``W`` of the same outer sizes, in blocks of l, and both biases."""
+        """The geometry of ``W``, ``b`` and ``c``."""
         n, code = self.features, self.code
-        blocks = Site(kind="circulant", shape=(1, -(-n // code), code), input=(1,), output=(1,))
-        return blocks, Site(kind="other", shape=(code,)), Site(kind="other", shape=(n,))
+        if self.kind == "dense":
+            weights = Site(kind="other", shape=(code, n))
+        elif self.kind == "conv":
+            weights = Site(
+                kind="conv",
+                shape=(code, code, 3, 3),
+                input=(n, n),
+                output=(n, n),
+                stride=(1, 1),
+                padding=(1, 1),
+                dilation=(1, 1),
+            )
+        else:
+            shape = 1, -(-n // code), code
+            weights = Site(kind="circulant", shape=shape, input=(1,), output=(1,))
+        return weights, Site(kind="other", shape=(code,)), Site(kind="other", shape=(n,))
 
 
 @dataclass(frozen=True)

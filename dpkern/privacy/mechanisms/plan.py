@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from ...base.errors import InvalidInput
 from ...base.laws import SCALE_UNITS
@@ -16,6 +16,7 @@ from ..accounting import events
 from ..accounting.events import EventSpec
 from .notes import Note
 from .release import ReleaseMap
+from .site import Site
 
 TILE = 512
 """Every block starts at a multiple of this many coordinates of the noise stream."""
@@ -106,6 +107,46 @@ class Importance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrequencyCoverage:
+    """The part of a model that a mechanism takes to the frequency domain.
+
+    Attributes:
+        parameters, of: how many parameters, and of how many.
+        numbers, of_numbers: the same in trainable numbers.
+        surveyed: whether the geometry of the parameters is known; without it none is taken.
+    """
+
+    parameters: int
+    of: int
+    numbers: int
+    of_numbers: int
+    surveyed: bool = True
+
+    @classmethod
+    def of_sites(cls, sites: Sequence[Site] | None, shapes: Sequence[tuple[int, ...]]) -> Self:
+        """Count the convolutions' kernels and circulant blocks among the parameters."""
+        sizes = [math.prod(shape) for shape in shapes]
+        taken = [site.kind != "other" for site in sites or ()] or [False] * len(sizes)
+        numbers = sum(n for n, here in zip(sizes, taken, strict=True) if here)
+        return cls(
+            parameters=sum(taken),
+            of=len(sizes),
+            numbers=numbers,
+            of_numbers=sum(sizes),
+            surveyed=sites is not None,
+        )
+
+    @property
+    def text(self) -> str:
+        """State the coverage in words."""
+        said = f"{self.parameters} of {self.of} parameters in the frequency domain"
+        if self.parameters:
+            return f"{said} ({self.numbers:,} of {self.of_numbers:,} numbers)"
+        why = "" if self.surveyed else " (no sites were given)"
+        return f"{said}{why}: all are released in the time domain, as by DP-SGD"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The bounds, scales and noise positions of one release, for one list of parameters.
 
@@ -128,6 +169,7 @@ class Plan:
         unsampled: what every step releases of all records besides, without sampling.
         notes: what the reader of a report must know.
         importance: a release that shapes the noise first. None means that there is none.
+        coverage: what of the model is in the frequency domain; None where that is not asked.
     """
 
     mechanism: str
@@ -145,6 +187,7 @@ class Plan:
     unsampled: EventSpec = field(default_factory=events.no_op)
     notes: tuple[Note, ...] = ()
     importance: Importance | None = None
+    coverage: FrequencyCoverage | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.arithmetic == "exact" and (not self.private or self.noise_by_samples):
@@ -273,8 +316,9 @@ class Plan:
 
     @cached_property
     def remarks(self) -> tuple[str, ...]:
-        """The notes as text."""
-        return tuple(str(note) for note in self.notes)
+        """The notes as text, and what of the model is in the frequency domain."""
+        covered = () if self.coverage is None else (self.coverage.text,)
+        return (*(str(note) for note in self.notes), *covered)
 
     @cached_property
     def event(self) -> Any:

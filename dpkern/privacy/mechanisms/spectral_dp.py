@@ -103,6 +103,7 @@ class SpectralDP(SpectralMechanism):
         *,
         sites: tuple[Site, ...] | None = None,
         keep_fraction: float = 0.5,
+        allow_time_domain: bool = False,
     ) -> Self:
         """Return the configuration of the published code, every known quirk included.
 
@@ -116,6 +117,7 @@ class SpectralDP(SpectralMechanism):
             batch_size=batch_size,
             sites=sites,
             keep_fraction=keep_fraction,
+            allow_time_domain=allow_time_domain,
             mode="published",
             fft_size="linear",
             mask="authors_slice",

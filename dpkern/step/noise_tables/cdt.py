@@ -100,7 +100,7 @@ class CdtTable(NoiseSource):
         assert self._layout is not None
         layout = self._layout
         number, first = layout.place(step)
-        stream = self._key.stream(Purpose.TABLES, number)
+        stream = self._key.stream(Purpose.TABLES, number, layout.substream)
         table = alias(self._table(layout))
         self._consumed += WORDS_PER_DRAW * layout.count
         self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(first, layout.count)

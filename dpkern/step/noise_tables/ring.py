@@ -179,8 +179,9 @@ class RingPrefetch(NoiseSource):
         assert self._key is not None
         assert self._layout is not None
         number, _ = self._layout.place(step)
-        law = self._key.stream(purpose_of(self._layout.law), number)
-        return law, self._key.stream(Purpose.ROUNDING, number)
+        place = number, self._layout.substream
+        law = self._key.stream(purpose_of(self._layout.law), *place)
+        return law, self._key.stream(Purpose.ROUNDING, *place)
 
     @property
     def _size(self) -> int:

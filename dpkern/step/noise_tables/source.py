@@ -41,6 +41,7 @@ class Layout:
         device: where the parameters are.
         one_stream: None where every step has streams of its own; else the number in the nonce of
             those that all steps share, step t with the draws from ``first + t count`` on.
+        substream: stream number in the nonce besides.
 
     Raises:
         InvalidInput: an unknown law or device, or numbers out of range.
@@ -52,6 +53,7 @@ class Layout:
     rounding: bool
     device: torch.device
     one_stream: int | None = None
+    substream: int = 0
 
     def __post_init__(self) -> None:
         check.choice(LAWS, law=self.law)
@@ -162,17 +164,20 @@ class NoiseSource(ABC):
             self._refuse("a new noise source", got)
         self._key, self._layout, self._backend = key, layout, backend
 
-    def bind_blocks(self, key: Key, *, law: str, stream: int, count: int) -> None:
+    def bind_blocks(
+        self, key: Key, *, law: str, stream: int, count: int, substream: int = 0
+    ) -> None:
         """Make blocks of ``count`` draws from now on that follow each other in one stream.
 
-        Block t, taken as step t, has the draws that the stream ``stream`` of this law's purpose
-        has from position ``t count`` on, with rounding bits where they are prefetched.
+        Block t, taken as step t, has the draws that ``key.stream(purpose of the law, stream,
+        substream)`` has from position ``t count`` on, with rounding bits where they are prefetched.
 
         Raises:
             PrivacyError: as ``bind``.
             InvalidInput: an unknown law, or numbers out of range.
         """
         place: dict[str, Any] = {"first": 0, "count": count, "one_stream": stream}
+        place["substream"] = substream
         cpu = torch.device("cpu")
         self.bind(key, Layout(law=law, rounding=True, device=cpu, **place))
 
