@@ -31,7 +31,7 @@ class SumsOptions(RowOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateOptions:
-    """What is fitted to the release; it costs nothing. The defaults are ours."""
+    """The fit to the release, which costs nothing. The defaults are ours."""
 
     surrogate: str = "ridge"
     ridge: float = 0.2

@@ -98,7 +98,7 @@ def test_maps_and_losses_are_options(options: dict[str, Any]) -> None:
         ({"epochs": 3}, "epochs"),
         ({"batch_size": 3}, "batch_size"),
         ({"lr": 0.1}, "lr"),
-        ({"mode": "published"}, "mode"),
+        ({"mode": "printed"}, "mode"),
         ({"settings": ("length=3",)}, "set"),
         ({"settings": ("size=none",)}, "set"),
         ({"surrogate": "hinge"}, "surrogate"),

@@ -23,16 +23,16 @@ LOOKED_AT = 200
 """Runs whose bits are examined."""
 
 
-class Rows(NamedTuple):
+class LabelledFeatures(NamedTuple):
     """Integer features int64 ``[n, D]`` and labels int64 ``[n]``."""
 
     features: Tensor
     labels: Tensor
 
-    def plus(self, feature: Tensor, label: int) -> Rows:
+    def plus(self, feature: Tensor, label: int) -> LabelledFeatures:
         """Return the rows with one more."""
         labels = torch.cat([self.labels, torch.tensor([label])])
-        return Rows(torch.cat([self.features, feature[None]]), labels)
+        return LabelledFeatures(torch.cat([self.features, feature[None]]), labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SumsSubject(Subject):
         for each, value in made.items():
             object.__setattr__(self, each, value)
 
-    def release(self, data: Rows, runs: int, seed: int) -> Tensor:
+    def release(self, data: LabelledFeatures, runs: int, seed: int) -> Tensor:
         """Return ``[runs, coordinates]`` in lattice units, float64."""
         del seed  # the key is the operating system's
         sums = moments.contributions(self.mechanism, data.features, data.labels)
@@ -85,15 +85,15 @@ class SumsSubject(Subject):
             for name, feature, label in adversarial_rows(self.mechanism)
         ]
 
-    def null(self) -> Rows:
+    def null(self) -> LabelledFeatures:
         """Return the bystanders alone."""
         return self._bystanders()
 
-    def _bystanders(self) -> Rows:
+    def _bystanders(self) -> LabelledFeatures:
         d, radius = self.mechanism.length, self.mechanism.radius
         features = torch.zeros(2, d, dtype=torch.int64)
         features[0, 0], features[1, d - 1] = radius // 2, -radius // 3
-        return Rows(features, torch.tensor([0, self.mechanism.classes - 1]))
+        return LabelledFeatures(features, torch.tensor([0, self.mechanism.classes - 1]))
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
         """Measure what adversarial records move, in integers, and look at released bits."""
@@ -121,7 +121,7 @@ def adversarial_rows(mechanism: ObjectiveRelease) -> Iterator[tuple[str, Tensor,
 def sensitivity_check(mechanism: ObjectiveRelease) -> Check:
     """Whether no adversarial record moves the sums further than is certified; in integers."""
     nobody = torch.zeros(0, mechanism.length, dtype=torch.int64)
-    others = Rows(nobody, torch.zeros(0, dtype=torch.int64))
+    others = LabelledFeatures(nobody, torch.zeros(0, dtype=torch.int64))
     largest = 0
     for _, feature, label in adversarial_rows(mechanism):
         present = others.plus(feature, label)

@@ -64,7 +64,7 @@ class ObjectiveRelease(ObjectivePerturbation):
         classes: K, public number of labels.
         weight: largest contribution to the first moments (features by class) over that to the
             second; 1.5 was best on public digits.
-        mode: ``corrected`` only: there is no paper whose claim could differ.
+        mode: both do the same; there is no paper whose claim could differ.
 
     Raises:
         InvalidInput: a field out of its range, or so little noise or so many features that
@@ -91,13 +91,6 @@ class ObjectiveRelease(ObjectivePerturbation):
 
     def __post_init__(self) -> None:
         choice(MODES, mode=self.mode)
-        if self.mode != "corrected":
-            raise InvalidInput(
-                "mode",
-                expected="'corrected': no paper has claimed this mechanism",
-                got=self.mode,
-                remedy="Leave the mode out.",
-            )
         object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
         open_unit(delta=self.delta)
         integer(1, MAX_LENGTH, length=self.length)
@@ -111,6 +104,11 @@ class ObjectiveRelease(ObjectivePerturbation):
                 got=self.epsilon,
                 remedy="Raise epsilon or delta, lower weight, or take shorter features.",
             )
+
+    @property
+    def claim_text(self) -> str:
+        """The source of the claim, in words; the same in both modes."""
+        return "what is certified, if the key stays secret"
 
     @property
     def noisy(self) -> bool:

@@ -83,7 +83,7 @@ def test_without_noise_nothing_is_certified() -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"mode": "published"}, "mode"),
+        ({"mode": "printed"}, "mode"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": 0.05, "length": 9000}, "epsilon"),
         ({"delta": 1.0}, "delta"),
