@@ -93,8 +93,11 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 """Items by name; a paper whose only item is "" is one table."""
 
 ALL = "all"
-SIZED = frozenset({"spof"})
-"""Papers whose runs take another number of rows and epochs."""
+SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
+    "rows": frozenset({("spof", "")}),
+    "epochs": frozenset({("spof", ""), ("adlm", "fig4"), ("adlm", "fig5")}),
+}
+"""Papers and items whose runs take another number of rows or epochs; "" is every item."""
 UNAVAILABLE = frozenset({("gredp", "table7")})
 """Items that are always refused, and so are no part of ``all``."""
 
@@ -110,17 +113,23 @@ def names(paper: str, item: str | None) -> tuple[str, ...]:
     return (_known(paper, item),)
 
 
+def takes(paper: str, item: str | None, option: str) -> bool:
+    """Whether runs of this item take another number of ``rows`` or ``epochs``."""
+    return not {(paper, ""), (paper, item or "")}.isdisjoint(SIZED[option])
+
+
 def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
     """Compute one item.
 
     Raises:
         InvalidInput: an unknown paper or item, or data or a size that the item cannot take.
     """
-    for name in ("rows", "epochs"):
-        if getattr(request, name) is not None and paper not in SIZED:
+    for name in SIZED:
+        if getattr(request, name) is not None and not takes(paper, item, name):
+            listed = [f"{each} {which}".strip() for each, which in sorted(SIZED[name])]
             raise InvalidInput(
                 name,
-                expected=f"none, except for {', '.join(sorted(SIZED))}",
+                expected=f"none, except for {', '.join(listed)}",
                 got=getattr(request, name),
                 remedy="Leave it out.",
             )

@@ -27,7 +27,7 @@ from ..base.validate import integer, require
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
 from ..train.display import number
-from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce
+from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce, takes
 from .pieces import FOLDER
 from .result import NONE_PUBLISHED, ComparisonRow
 
@@ -63,7 +63,8 @@ def command(
         typer.Option(help="Training rows of each user (spof).", show_default="by item"),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs of every run (spof).", show_default="by item")
+        int | None,
+        typer.Option(help="Epochs of every run (spof, adlm fig4, fig5).", show_default="by item"),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
     resume: Annotated[
@@ -102,8 +103,9 @@ def command(
                     quick=quick,
                     data=data,
                     seeds=seeds,
-                    rows=rows,
-                    epochs=epochs,
+                    # Of all items, those take a size that have one.
+                    rows=rows if len(wanted) == 1 or takes(paper, name, "rows") else None,
+                    epochs=epochs if len(wanted) == 1 or takes(paper, name, "epochs") else None,
                     finished=finished,
                     watch=bar,
                 )

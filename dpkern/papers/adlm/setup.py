@@ -42,6 +42,8 @@ class AdlmExperiment:
         epsilons, quick_epsilons: grids of the curve over epsilon.
         curves: epsilons whose curves over epochs are printed.
         pretraining: epochs of the network that relevances come from.
+        bar: share of its own records that this network must classify right.
+        control: per cent that training without noise must reach for the figure to mean anything.
         epochs, quick_epochs, quick_rows: ours.
         shrink: pixels that become one, in quick runs.
     """
@@ -58,6 +60,8 @@ class AdlmExperiment:
     quick_epsilons: tuple[float, ...]
     curves: tuple[float, ...]
     pretraining: int
+    bar: float
+    control: float
     epochs: int = 20
     quick_epochs: int = 16
     quick_rows: int = 600
@@ -77,6 +81,8 @@ MNIST = AdlmExperiment(
     quick_epsilons=(0.5, 2.0),
     curves=(0.5, 2.0),
     pretraining=12,
+    bar=0.97,
+    control=97.0,
 )
 CIFAR10 = AdlmExperiment(
     name="CIFAR-10",
@@ -91,6 +97,8 @@ CIFAR10 = AdlmExperiment(
     quick_epsilons=(2.5, 8.0),
     curves=(2.5, 8.0),
     pretraining=50,
+    bar=0.7,
+    control=70.0,
     quick_rows=1000,
     shrink=4,
 )
@@ -155,8 +163,8 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         architecture=chosen,
         batch=max(1, min(experiment.batch, count // 10)),
         lot=max(1, min(experiment.lot, count // 10)),
-        epochs=experiment.quick_epochs if quick else experiment.epochs,
-        lr=0.1,
+        epochs=request.epochs or (experiment.quick_epochs if quick else experiment.epochs),
+        lr=0.01,
     )
 
 
@@ -178,7 +186,7 @@ def _pretrained(experiment: str, request: ItemRequest, public: bool) -> nn.Seque
     data = here.public if public else here.private
     epochs = min(chosen.pretraining, 12) if request.quick else chosen.pretraining
     with one_thread():
-        return pretrained(data, here.architecture, epochs=epochs, batch=max(1, len(data.x) // 20))
+        return pretrained(data, here.architecture, epochs=epochs, bar=chosen.bar)
 
 
 def network(here: ExperimentSetup, request: ItemRequest, *, public: bool) -> nn.Sequential:
