@@ -93,11 +93,17 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 """Items by name; a paper whose only item is "" is one table."""
 
 ALL = "all"
+_TRAINED = {("gredp", item) for item in ("table1", "by-eps", "table8", "fig3", "fig4", "fig5")}
+_FIXED = {"lr": {("gredp", "fig5")}, "batch_size": {("gredp", "fig4")}}
+"""Figures that are about this very number."""
+
 SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
-    "rows": frozenset({("spof", "")}),
-    "epochs": frozenset({("spof", ""), ("adlm", "fig4"), ("adlm", "fig5")}),
+    "rows": frozenset({("spof", ""), *_TRAINED}),
+    "epochs": frozenset({("spof", ""), ("adlm", "fig4"), ("adlm", "fig5"), *_TRAINED}),
+    "lr": frozenset(_TRAINED - _FIXED["lr"]),
+    "batch_size": frozenset(_TRAINED - _FIXED["batch_size"]),
 }
-"""Papers and items whose runs take another number of rows or epochs; "" is every item."""
+"""Papers and items whose runs take another number; "" is every item."""
 UNAVAILABLE = frozenset({("gredp", "table7")})
 """Items that are always refused, and so are no part of ``all``."""
 

@@ -15,6 +15,7 @@ from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
 from ...train import data as datasets
 from ...train.data import Dataset
+from .. import data_roots
 from ..runner import ItemRequest
 
 PUBLIC_SHARE = 0.2
@@ -33,6 +34,7 @@ class AdlmExperiment:
 
     Attributes:
         name: name of its data.
+        kind: the same, as ``--data KIND=FOLDER`` has it.
         substitute: the data where the user gives none; of quick runs.
         quick_substitute: the same for quick runs.
         architecture: its network.
@@ -49,6 +51,7 @@ class AdlmExperiment:
     """
 
     name: str
+    kind: str
     substitute: str
     quick_substitute: str
     architecture: str
@@ -70,6 +73,7 @@ class AdlmExperiment:
 
 MNIST = AdlmExperiment(
     name="MNIST",
+    kind="mnist",
     substitute="synthetic-mnist",
     quick_substitute="digits",
     architecture="mnist",
@@ -86,6 +90,7 @@ MNIST = AdlmExperiment(
 )
 CIFAR10 = AdlmExperiment(
     name="CIFAR-10",
+    kind="cifar10",
     substitute="synthetic-cifar10",
     quick_substitute="synthetic-cifar10",
     architecture="cifar10",
@@ -130,7 +135,10 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
     usual = experiment.quick_substitute if quick else experiment.substitute
-    data = datasets.load(request.data or usual)
+    given = request.root(experiment.kind)
+    data = datasets.load(given or usual)
+    if given is not None and data_roots.read(request.data) is not None:
+        data_roots.check(data, experiment.kind, given)
     if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
         data = _smaller(data, experiment.shrink)
     rows = len(data.x_train)
