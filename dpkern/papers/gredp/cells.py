@@ -27,7 +27,7 @@ LEARNING_RATE, BATCH, EPOCHS = 0.01, 500, 30
 QUICK_LEARNING_RATE, QUICK_BATCH, QUICK_EPOCHS, QUICK_ROWS = 0.5, 50, 2, 1000
 """The sizes of quick runs are ours: few steps need a larger rate."""
 QUICK_PLAIN_RATE = 0.01
-"""Of training without privacy in quick runs, with Adam."""
+"""The rate of training without privacy in quick runs, with Adam."""
 
 NAMES = {SAME: "gredp", "Spectral-DP": "spectral_dp", "GReDP": "gredp", "DP-SGD": "dpsgd"}
 
@@ -114,7 +114,7 @@ def _sigma(epsilon: float, run: tuple[tuple[str, Any], ...]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class AccuracyCell:
     """One accuracy of a table or figure.
 
     Attributes:
@@ -143,7 +143,7 @@ class TrainedCell:
     curve: list[float]
 
 
-def trained(item: str, cells: Sequence[Cell], request: ItemRequest) -> list[TrainedCell]:
+def trained(item: str, cells: Sequence[AccuracyCell], request: ItemRequest) -> list[TrainedCell]:
     """Train every seed of every cell, a piece each; what is finished is not computed again.
 
     Data are read, models built and noise calibrated for all cells before the first one is trained.
@@ -167,7 +167,7 @@ def trained(item: str, cells: Sequence[Cell], request: ItemRequest) -> list[Trai
 
 
 def _piece(
-    request: ItemRequest, cell: Cell, where: RunSetting, made: Mechanism, seed: int
+    request: ItemRequest, cell: AccuracyCell, where: RunSetting, made: Mechanism, seed: int
 ) -> CachedRun:
     experiment = EXPERIMENTS[cell.name]
     key = {
@@ -202,7 +202,7 @@ def _piece(
 
 def _trained_cell(
     item: str,
-    cell: Cell,
+    cell: AccuracyCell,
     request: ItemRequest,
     where: RunSetting,
     numbers: Sequence[Mapping[str, Any]],

@@ -23,7 +23,7 @@ from .cells import (
     EPOCHS,
     LEARNING_RATE,
     QUICK_LEARNING_RATE,
-    Cell,
+    AccuracyCell,
     TrainedCell,
     setting,
     trained,
@@ -71,7 +71,7 @@ def table1(request: ItemRequest) -> Result:
     for name in ("LeNet-5",) if request.quick else _available(request):
         experiment = EXPERIMENTS[name]
         cells += [
-            Cell(
+            AccuracyCell(
                 name=name,
                 method=method,
                 epsilon=experiment.epsilon,
@@ -94,7 +94,7 @@ def by_epsilon(request: ItemRequest) -> Result:
     chosen = _available(request)
     pairs = [("LeNet-5", "GReDP")] if request.quick else [p for p in BY_EPSILON if p[0] in chosen]
     cells = [
-        Cell(
+        AccuracyCell(
             name=name,
             method=method,
             epsilon=epsilon,
@@ -124,7 +124,7 @@ def table8(request: ItemRequest) -> Result:
             index = EPSILONS.index(epsilon)
             printed = {0.1: CLIP_0_1[name][index], 1.0: BY_EPSILON[name, "GReDP"][index]}
             cells += [
-                Cell(
+                AccuracyCell(
                     name=name,
                     method="GReDP",
                     epsilon=epsilon,
@@ -158,7 +158,7 @@ def fig3(request: ItemRequest) -> Result:
     name = "LeNet-5"
     epochs = setting(request, name, "plain").epochs
     cells = [
-        Cell(
+        AccuracyCell(
             name=name,
             method=method,
             epsilon=2.0,
@@ -184,7 +184,7 @@ def fig4(request: ItemRequest) -> Result:
         scaled = batch // 8 if request.quick else batch
         what = f"LeNet-5, batch {batch}" + (f" (here {scaled})" if scaled != batch else "")
         cells.append(
-            Cell(
+            AccuracyCell(
                 name="LeNet-5", method="GReDP", epsilon=2.0, what=what, printed=value, batch=scaled
             )
         )
@@ -197,7 +197,7 @@ def fig5(request: ItemRequest) -> Result:
     """Reproduce GReDP over the learning rate."""
     printed = {0.001: 96.73, 0.01: 96.66, 0.1: 80.18}
     cells = [
-        Cell(
+        AccuracyCell(
             name="LeNet-5",
             method="GReDP",
             epsilon=2.0,
