@@ -126,6 +126,13 @@ class FeatureMap:
         Raises:
             InvalidInput: rows of another shape, or entries that are NaN or outside.
         """
+        return to_radius(self.features(x), radius)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return whole numbers of any length, int64 ``[n, D]``, for ``to_radius``.
+
+        Args and errors are those of a call.
+        """
         if tuple(x.shape[1:]) != self.row_shape:
             raise InvalidInput(
                 "x",
@@ -141,7 +148,7 @@ class FeatureMap:
                 remedy="Divide by a public constant (--feature-scale), or give --ranges.",
             )
         rows = max(1, _AT_ONCE // max(1, self.length, 8 * self._columns))
-        parts = [to_radius(self._raw(part), radius) for part in torch.split(x, rows)]
+        parts = [self._raw(part) for part in torch.split(x, rows)]
         return torch.cat(parts) if parts else torch.zeros(0, self.length, dtype=torch.int64)
 
     def _raw(self, x: Tensor) -> Tensor:

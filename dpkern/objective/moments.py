@@ -49,7 +49,7 @@ class ReleasedMoments:
     first: Tensor
     edge: float
 
-    def solve(self, *, surrogate: str = "ridge", ridge: float = 0.2) -> Tensor:
+    def solve(self, *, surrogate: str = "ridge", ridge: float = 0.4) -> Tensor:
         """Return the weights W, float64 ``[K, D]``; post-processing.
 
         Args:

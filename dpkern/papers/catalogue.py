@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..base.errors import InvalidInput
-from . import claims, comparison, spectral
+from . import claims, comparison, objective_release, spectral
 from .adlm import items as adlm
 from .adlm import relevance as adlm_relevance
 from .adlm import training as adlm_runs
@@ -36,6 +36,7 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
     },
     "claims": {"": claims.table},
     "comparison": {"": comparison.table},
+    "objective-release": {"": objective_release.table},
     "directional": {
         "fig1": directional.fig1,
         "fig2": directional.fig2,

@@ -34,7 +34,7 @@ class SurrogateOptions:
     """The fit to the release, which costs nothing. The defaults are ours."""
 
     surrogate: str = "ridge"
-    ridge: float = 0.2
+    ridge: float = 0.4
 
     def __post_init__(self) -> None:
         validate.choice(SURROGATES, surrogate=self.surrogate)
