@@ -20,8 +20,15 @@ from ..privacy import accounting
 from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
 from ..privacy.theory.adlm import AdlmSetting
-from ..train import adlm_mechanism, display, label_privacy, objective_mechanism
+from ..train import (
+    adlm_mechanism,
+    display,
+    label_privacy,
+    moments_mechanism,
+    objective_mechanism,
+)
 from ..train.adlm_options import MODELS, LabelledOptions
+from ..train.moments_options import SumsOptions
 from ..train.objective_options import RecordOptions
 from ..train.options import ARITHMETICS, CLIPPINGS
 
@@ -29,7 +36,9 @@ OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
 """Options of a mechanism that perturbs a loss."""
 OF_ADLM = (*OF_OBJECTIVES, "model", "row_shape", "classes", "sample_rate", "dataset_size")
 """Options of AdLM, whose noise follows from the sizes of network and data too."""
-OF_KIND = {"records": OF_OBJECTIVES, "labelled rows": OF_ADLM}
+OF_SUMS = ("mechanism", "mode", "settings", "epsilon", "delta", "row_shape", "classes", "json")
+"""Options of a release of sums, whose size follows from the rows' and labels'."""
+OF_KIND = {"records": OF_OBJECTIVES, "labelled rows": OF_ADLM, "sums of rows": OF_SUMS}
 OBJECTIVES = {
     kind.name: OF_KIND[kind.trained_by]
     for kind in ObjectivePerturbation.all()
@@ -111,6 +120,9 @@ def command(
         _refuse_others(context, mechanism)
         choice(MODES, mode=mode)
         given: dict[str, Any] = {"mode": mode, "settings": settings or (), "epsilon": epsilon}
+        if OBJECTIVES[mechanism] is OF_SUMS:
+            _print_objective(_of_sums(mechanism, given, delta, row_shape, classes), json)
+            return
         visits = integer(1, visits=1 if steps is None else steps)
         if OBJECTIVES[mechanism] is OF_OBJECTIVES:
             local = objective_mechanism.make(mechanism, **given)
@@ -257,6 +269,26 @@ def _sizes(
         records=rows,
         batch=max(1, round(rate * rows)),
     )
+
+
+def _of_sums(
+    mechanism: str, given: dict[str, Any], delta: float, row_shape: str | None, classes: int
+) -> dict[str, Any]:
+    """Return the facts of a release of sums that is not made."""
+    if row_shape is None:
+        raise InvalidInput(
+            "row_shape",
+            expected=f"the shape of one row with {SumsOptions.in_words()}",
+            got="none",
+            remedy="Pass --row-shape, such as 8,8: the number of released sums follows from it.",
+        )
+    sized: dict[str, Any] = {
+        "delta": delta,
+        "row_shape": _shape(row_shape),
+        "classes": classes,
+    }
+    made, feature_map = moments_mechanism.make(mechanism, **given, **sized)
+    return moments_mechanism.facts(made, feature_map, seeded=False)
 
 
 def _print_objective(facts: Mapping[str, Any], as_json: bool) -> None:

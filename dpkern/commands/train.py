@@ -13,9 +13,11 @@ from ..base.csv_reader import HEADERS
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
+from ..objective.moments import SURROGATES
 from ..step.noise_tables.named import SOURCES
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
+from ..train.moments_options import SumsOptions, SurrogateOptions
 from ..train.objective_options import CodeOptions, RecordOptions
 from ..train.options import (
     ARITHMETICS,
@@ -33,6 +35,7 @@ from . import audited
 OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
 LABELLED = "Rows with labels (adlm)"
 RECORDS = "Tables of records (spof, fm)"
+SUMS = f"Sums of rows ({SumsOptions.in_words()})"
 
 
 def _option(owner: type[Any], name: str, help_text: str, panel: str | None = None) -> Any:
@@ -267,6 +270,14 @@ def command(
             show_default=False,
             rich_help_panel=LABELLED,
         ),
+    ] = None,
+    surrogate: Annotated[
+        str | None,
+        _option(SurrogateOptions, "surrogate", f"Loss: {' or '.join(SURROGATES)}.", SUMS),
+    ] = None,
+    ridge: Annotated[
+        float | None,
+        _option(SurrogateOptions, "ridge", "Regularisation, in units of the noise.", SUMS),
     ] = None,
     users: Annotated[
         int | None,

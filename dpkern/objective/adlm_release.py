@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..base.errors import InvalidInput
 from ..base.rng import Key, Purpose
-from ..base.validate import tensor
+from ..base.validate import tensor, that
 from ..nn.polynomial import PowerCoefficients
 from ..nn.relevance import MU, mean_relevance
 from ..privacy.mechanisms import adlm_noise
@@ -30,6 +30,9 @@ from .release import MakeSource
 
 RELEVANCE, INPUTS, BIAS, LABELS, VISITS = range(5)
 """Stream numbers: every release has its own."""
+
+LEAST_POSITIVE = 0.5
+"""The share of records whose class must have a positive score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +83,24 @@ def relevance_of(
         batch: records at a time.
 
     Raises:
-        InvalidInput: sizes that do not fit.
+        InvalidInput: sizes that do not fit, or a network whose scores of the records' classes are
+            not positive for half of them: their relevance would be upside down. Of a public
+            network on secret records this is not asked, for the answer would tell of them.
     """
     inputs = data.inputs(data.x, mechanism.input_range).float()
     labels = data.y if mechanism.relevance_target == "label" else None
     training = network.training
     try:
+        if labels is not None and mechanism.relevance_from != "public_network":
+            _, positive = scored(network.eval(), inputs, labels)
+            that(
+                positive >= LEAST_POSITIVE,
+                "network",
+                f"positive scores of the true class for {LEAST_POSITIVE:.0%} of the records",
+                f"{positive:.1%}",
+                "Train it longer: relevance starts from this score, and is upside down where it "
+                "is negative.",
+            )
         return mean_relevance(
             network.eval(),
             inputs,
@@ -96,6 +111,23 @@ def relevance_of(
         )
     finally:
         network.train(training)
+
+
+def scored(network: nn.Sequential, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the shares of records that are classified right, and with a positive true score.
+
+    Args:
+        network: in evaluation mode.
+        inputs: ``[n, d]``.
+        labels: int64 ``[n]``.
+    """
+    right = positive = 0
+    with torch.no_grad():
+        for x, y in zip(torch.split(inputs, 1000), torch.split(labels, 1000), strict=True):
+            scores = network(x)
+            right += int((scores.argmax(1) == y).sum())
+            positive += int((scores.gather(1, y[:, None]) > 0).sum())
+    return right / len(labels), positive / len(labels)
 
 
 def release(

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..base.validate import choice, integer, positive
 from .adlm_loss import LOSSES
 
+OPTIMIZERS = ("sgd", "adam")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdlmSchedule:
@@ -20,6 +22,7 @@ class AdlmSchedule:
 
     Args:
         lr: step size, on the mean loss of a batch.
+        optimizer: ``sgd``, plain steps as printed (line 29), or ``adam`` as the authors' code has.
         epochs: passes over the records, each in a new order; records that fill no batch wait.
         loss: ``polynomial``, or ``cross_entropy`` for pre-training and comparison.
         ranges: ranges of min-max normalisation when accuracy is measured: ``running`` does not mix
@@ -31,6 +34,7 @@ class AdlmSchedule:
     """
 
     lr: float = 0.01
+    optimizer: str = "sgd"
     epochs: int = 20
     loss: str = "polynomial"
     ranges: str = "running"
@@ -38,6 +42,7 @@ class AdlmSchedule:
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
+        choice(OPTIMIZERS, optimizer=self.optimizer)
         integer(1, epochs=self.epochs)
         choice(LOSSES, loss=self.loss)
         choice(("running", "batch"), ranges=self.ranges)

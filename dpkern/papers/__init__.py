@@ -1,6 +1,6 @@
 """Reproduce tables and figures of the papers: published beside ours, claimed beside certified."""
 
-from .catalogue import PAPERS, names, reproduce
+from .catalogue import PAPERS, names, reproduce, takes
 from .pieces import CachedRun, ProgressListener, ResultCache
 from .result import ComparisonRow, Result
 from .runner import ItemRequest
@@ -15,4 +15,5 @@ __all__ = [
     "ResultCache",
     "names",
     "reproduce",
+    "takes",
 ]

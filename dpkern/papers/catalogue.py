@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..base.errors import InvalidInput
-from . import claims, comparison, spectral
+from . import claims, comparison, objective_release, spectral
 from .adlm import items as adlm
 from .adlm import relevance as adlm_relevance
 from .adlm import training as adlm_runs
@@ -36,6 +36,7 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
     },
     "claims": {"": claims.table},
     "comparison": {"": comparison.table},
+    "objective-release": {"": objective_release.table},
     "directional": {
         "fig1": directional.fig1,
         "fig2": directional.fig2,
@@ -93,8 +94,17 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 """Items by name; a paper whose only item is "" is one table."""
 
 ALL = "all"
-SIZED = frozenset({"spof"})
-"""Papers whose runs take another number of rows and epochs."""
+_TRAINED = {("gredp", item) for item in ("table1", "by-eps", "table8", "fig3", "fig4", "fig5")}
+_FIXED = {"lr": {("gredp", "fig5")}, "batch_size": {("gredp", "fig4")}}
+"""Figures that are about this very number."""
+
+SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
+    "rows": frozenset({("spof", ""), *_TRAINED}),
+    "epochs": frozenset({("spof", ""), ("adlm", "fig4"), ("adlm", "fig5"), *_TRAINED}),
+    "lr": frozenset(_TRAINED - _FIXED["lr"]),
+    "batch_size": frozenset(_TRAINED - _FIXED["batch_size"]),
+}
+"""Papers and items whose runs take another number; "" is every item."""
 UNAVAILABLE = frozenset({("gredp", "table7")})
 """Items that are always refused, and so are no part of ``all``."""
 
@@ -110,17 +120,23 @@ def names(paper: str, item: str | None) -> tuple[str, ...]:
     return (_known(paper, item),)
 
 
+def takes(paper: str, item: str | None, option: str) -> bool:
+    """Whether runs of this item take another number of ``rows`` or ``epochs``."""
+    return not {(paper, ""), (paper, item or "")}.isdisjoint(SIZED[option])
+
+
 def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
     """Compute one item.
 
     Raises:
         InvalidInput: an unknown paper or item, or data or a size that the item cannot take.
     """
-    for name in ("rows", "epochs"):
-        if getattr(request, name) is not None and paper not in SIZED:
+    for name in SIZED:
+        if getattr(request, name) is not None and not takes(paper, item, name):
+            listed = [f"{each} {which}".strip() for each, which in sorted(SIZED[name])]
             raise InvalidInput(
                 name,
-                expected=f"none, except for {', '.join(sorted(SIZED))}",
+                expected=f"none, except for {', '.join(listed)}",
                 got=getattr(request, name),
                 remedy="Leave it out.",
             )

@@ -23,11 +23,12 @@ from rich.text import Text
 from ..base.errors import InvalidInput
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
-from ..base.validate import integer, require
+from ..base.validate import integer, positive, require
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
 from ..train.display import number
-from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce
+from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce, takes
+from .data_roots import KINDS
 from .pieces import FOLDER
 from .result import NONE_PUBLISHED, ComparisonRow
 
@@ -50,7 +51,8 @@ def command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder (with spof a CSV file) of the paper's data set. The default is generated "
+            help="Folder (with spof a CSV file) of the paper's data set, or folders by data set: "
+            f"{','.join(f'{kind}=FOLDER' for kind in KINDS)} (gredp). The default is generated "
             "or embedded data, which are labelled so."
         ),
     ] = None,
@@ -60,10 +62,19 @@ def command(
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(help="Training rows of each user (spof).", show_default="by item"),
+        typer.Option(
+            help="Training rows, with spof of each user; also gredp.", show_default="by item"
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs of every run (spof).", show_default="by item")
+        int | None,
+        typer.Option(help="Epochs of every run (spof, gredp, adlm).", show_default="by item"),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate (gredp).", show_default="the source's")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Batch size (gredp).", show_default="the source's")
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
     resume: Annotated[
@@ -82,28 +93,41 @@ def command(
     Writes <paper>-<item>.json, .csv and .png. Published accuracies are shown for reference: their
     protocols leave too much open to be matched. Ctrl-C leaves finished settings for --resume.
     """
-    sizes = {"seeds": (seeds, 1000), "rows": (rows, 10**7), "epochs": (epochs, 10**5)}
+    sizes = {
+        "seeds": (seeds, 1000),
+        "rows": (rows, 10**7),
+        "epochs": (epochs, 10**5),
+        "batch_size": (batch_size, 10**7),
+    }
     for name, (given, most) in sizes.items():
         if given is not None:
             integer(1, most, **{name: given})
+    if lr is not None:
+        positive(lr=lr)
     if out.exists() and not out.is_dir():
         raise InvalidInput(
             "out", expected="a directory", got=f"{out}, a file", remedy="Choose another --out."
         )
     if not no_figure:
         require("matplotlib")
+    sized: dict[str, Any] = {"rows": rows, "epochs": epochs, "lr": lr, "batch_size": batch_size}
     wanted = names(paper, item)
     finished = ResultCache(folder=out / FOLDER, resume=resume)
     results = []
     for name in wanted:
         try:
             with _watching(f"{paper} {name}".strip(), Console(stderr=True)) as bar:
+                # Of all items, those take a size that have one.
+                chosen = {
+                    option: value
+                    for option, value in sized.items()
+                    if len(wanted) == 1 or takes(paper, name, option)
+                }
                 request = ItemRequest(
                     quick=quick,
                     data=data,
                     seeds=seeds,
-                    rows=rows,
-                    epochs=epochs,
+                    **chosen,
                     finished=finished,
                     watch=bar,
                 )

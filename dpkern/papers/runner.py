@@ -26,6 +26,7 @@ from ..train import data as datasets
 from ..train.data import Dataset
 from ..train.gradient_report import Epoch
 from ..train.loop import Loss, TrainingSteps, summed_cross_entropy
+from . import data_roots
 from .pieces import CachedRun, OnStep, ProgressListener, ResultCache, through
 
 SEEDED = (
@@ -41,9 +42,11 @@ class ItemRequest:
 
     Attributes:
         quick: the preset that ends within a minute on two cores.
-        data: a folder with the paper's data set, a name as in ``train.data``, or None.
+        data: a folder with the paper's data set, a name as in ``train.data``, folders by data set
+            (``data_roots``), or None.
         seeds: repetitions of every training run; None leaves it to the item.
         rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
+        lr, batch_size: of every run; None leaves them to the item.
         finished: settings that need not be computed again.
         watch: observer of the item's progress.
     """
@@ -53,6 +56,8 @@ class ItemRequest:
     seeds: int | None = None
     rows: int | None = None
     epochs: int | None = None
+    lr: float | None = None
+    batch_size: int | None = None
     finished: ResultCache = field(default_factory=ResultCache, compare=False, repr=False)
     watch: ProgressListener | None = field(default=None, compare=False, repr=False)
 
@@ -64,10 +69,32 @@ class ItemRequest:
         """Return each piece's numbers, computed unless they are known; see ``pieces.through``."""
         return through(pieces, self.finished, self.watch)
 
-    def dataset(self, substitute: str, *, rows: int | None = None) -> Dataset:
-        """Load the user's data, else the substitute; ``rows`` of each part in quick runs."""
-        found = datasets.load(self.data or substitute)
-        if rows is None or not self.quick:
+    def root(self, kind: str) -> str | None:
+        """Return the user's folder of this data set, one of ``data_roots.KINDS``; None without."""
+        roots = data_roots.read(self.data)
+        return self.data if roots is None else roots.get(kind)
+
+    def dataset(
+        self, substitute: str, *, rows: int | None = None, kind: str | None = None
+    ) -> Dataset:
+        """Load the user's data, else the substitute, and of each part the first rows.
+
+        Args:
+            substitute: data where the user gives none.
+            rows: number of rows, in quick runs and where the user chose it.
+            kind: the data set that the item is about; folders of others are refused. None takes
+                any data.
+
+        Raises:
+            InvalidInput: data of another kind, or whatever is wrong with its files.
+        """
+        given = self.data if kind is None else self.root(kind)
+        if kind is None and data_roots.read(given) is not None:
+            raise data_roots.not_by_name(given)
+        found = datasets.load(given or substitute)
+        if kind is not None and given is not None:
+            data_roots.check(found, kind, given)
+        if rows is None or not (self.quick or self.rows is not None):
             return found
         return replace(
             found,

@@ -133,10 +133,24 @@ def damaged(path: Path, what: str) -> InvalidInput:
 
 def recognise(folder: Path) -> Callable[[], Images] | None:
     """Return a reader of this folder, or None if it holds none of the known data sets."""
-    for marker, subfolders, reader in _KNOWN:
+    found = _found(folder)
+    if found is None:
+        return None
+    path, _, reader = found
+    return lambda: reader(_Folder(path))
+
+
+def kind_of(folder: Path) -> str | None:
+    """Return ``mnist``, ``cifar10`` or ``svhn`` by the folder's files; None for none of them."""
+    found = _found(folder)
+    return None if found is None else found[1]
+
+
+def _found(folder: Path) -> tuple[Path, str, Callable[[_Folder], Images]] | None:
+    for marker, kind, subfolders, reader in _KNOWN:
         for path in (folder, *(folder / below for below in subfolders)):
             if os.path.isfile(path / marker) or os.path.isfile(path / f"{marker}.gz"):
-                return lambda path=path, reader=reader: reader(_Folder(path))  # type: ignore[misc]
+                return path, kind, reader
     return None
 
 
@@ -250,10 +264,10 @@ def _checked(name: str, parts: list[Array], folder: _Folder) -> Images:
     )
 
 
-_KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[_Folder], Images]], ...] = (
-    ("train-images-idx3-ubyte", ("MNIST/raw",), _mnist),
-    ("data_batch_1.bin", ("cifar-10-batches-bin",), _cifar_binary),
-    ("data_batch_1", ("cifar-10-batches-py",), _cifar_python),
-    ("train_32x32.mat", (), _svhn),
+_KNOWN: tuple[tuple[str, str, tuple[str, ...], Callable[[_Folder], Images]], ...] = (
+    ("train-images-idx3-ubyte", "mnist", ("MNIST/raw",), _mnist),
+    ("data_batch_1.bin", "cifar10", ("cifar-10-batches-bin",), _cifar_binary),
+    ("data_batch_1", "cifar10", ("cifar-10-batches-py",), _cifar_python),
+    ("train_32x32.mat", "svhn", (), _svhn),
 )
-"""The file that identifies a data set, the folder in its archive, and its reader."""
+"""The file that identifies a data set, its name, the folder in its archive, and its reader."""

@@ -11,6 +11,7 @@ from ..base.validate import choice
 from . import checkpoint
 from .adlm import AdlmSession
 from .base import BaseSession
+from .moments import MomentsSession
 from .objective import ObjectiveSession
 from .options import PrivacyOptions, RunOptions
 from .session import Session
@@ -19,7 +20,9 @@ from .step_audit import Auditor
 AnySession = BaseSession[Any, Any, Any]
 
 SESSIONS: dict[str, type[AnySession]] = {
-    name: kind for kind in (Session, ObjectiveSession, AdlmSession) for name in kind.KINDS[0].NAMES
+    name: kind
+    for kind in (Session, ObjectiveSession, AdlmSession, MomentsSession)
+    for name in kind.KINDS[0].NAMES
 }
 """Sessions by the mechanisms that they have."""
 

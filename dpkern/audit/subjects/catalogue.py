@@ -9,7 +9,14 @@ from typing import Any
 
 from ...base.errors import InvalidInput
 from ...base.validate import choice, integer
-from ...privacy.mechanisms import AdLM, LabelMechanism, Mechanism, ObjectivePerturbation, Site
+from ...privacy.mechanisms import (
+    AdLM,
+    LabelMechanism,
+    Mechanism,
+    ObjectivePerturbation,
+    ObjectiveRelease,
+    Site,
+)
 from ...privacy.mechanisms._statement import MODES
 from ...privacy.mechanisms.base import checked_shapes
 from ...privacy.mechanisms.examples import FEATURE, Audit, Shapes
@@ -20,6 +27,7 @@ from .labelled import LabelledRecord
 from .local import CoefficientSubject, ReleasedRecordSubject, Response
 from .peer import LIBRARIES, Peer
 from .step import BATCH, PrivateStep
+from .sums import SumsSubject
 from .visits import VisitsSubject
 
 Fields = dict[str, Any]
@@ -187,6 +195,11 @@ def _labelled(mechanism: AdLM, options: SubjectOptions) -> Subject:
     return LabelledRecord(mechanism=mechanism)
 
 
+def _sums(mechanism: ObjectiveRelease, options: SubjectOptions) -> Subject:
+    del options
+    return SumsSubject(mechanism=mechanism)
+
+
 def _response(mechanism: LabelMechanism, options: SubjectOptions) -> Subject:
     return Response(mechanism=mechanism, backend=options.backend)
 
@@ -197,6 +210,7 @@ _RELEASED: Mapping[str, Build] = {
     "record": _functional,
     "visits": _visits,
     "labelled record": _labelled,
+    "sums": _sums,
 }
 """The audited part of each kind of mechanism; see ``Audit.releases``."""
 

@@ -15,6 +15,7 @@ from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
 from ...train import data as datasets
 from ...train.data import Dataset
+from .. import data_roots
 from ..runner import ItemRequest
 
 PUBLIC_SHARE = 0.2
@@ -33,6 +34,7 @@ class AdlmExperiment:
 
     Attributes:
         name: name of its data.
+        kind: the same, as ``--data KIND=FOLDER`` has it.
         substitute: the data where the user gives none; of quick runs.
         quick_substitute: the same for quick runs.
         architecture: its network.
@@ -42,11 +44,14 @@ class AdlmExperiment:
         epsilons, quick_epsilons: grids of the curve over epsilon.
         curves: epsilons whose curves over epochs are printed.
         pretraining: epochs of the network that relevances come from.
+        bar: share of its own records that this network must classify right.
+        control: per cent that training without noise must reach for the figure to mean anything.
         epochs, quick_epochs, quick_rows: ours.
         shrink: pixels that become one, in quick runs.
     """
 
     name: str
+    kind: str
     substitute: str
     quick_substitute: str
     architecture: str
@@ -58,6 +63,8 @@ class AdlmExperiment:
     quick_epsilons: tuple[float, ...]
     curves: tuple[float, ...]
     pretraining: int
+    bar: float
+    control: float
     epochs: int = 20
     quick_epochs: int = 16
     quick_rows: int = 600
@@ -66,6 +73,7 @@ class AdlmExperiment:
 
 MNIST = AdlmExperiment(
     name="MNIST",
+    kind="mnist",
     substitute="synthetic-mnist",
     quick_substitute="digits",
     architecture="mnist",
@@ -77,9 +85,12 @@ MNIST = AdlmExperiment(
     quick_epsilons=(0.5, 2.0),
     curves=(0.5, 2.0),
     pretraining=12,
+    bar=0.97,
+    control=97.0,
 )
 CIFAR10 = AdlmExperiment(
     name="CIFAR-10",
+    kind="cifar10",
     substitute="synthetic-cifar10",
     quick_substitute="synthetic-cifar10",
     architecture="cifar10",
@@ -91,6 +102,8 @@ CIFAR10 = AdlmExperiment(
     quick_epsilons=(2.5, 8.0),
     curves=(2.5, 8.0),
     pretraining=50,
+    bar=0.7,
+    control=70.0,
     quick_rows=1000,
     shrink=4,
 )
@@ -122,7 +135,10 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
     usual = experiment.quick_substitute if quick else experiment.substitute
-    data = datasets.load(request.data or usual)
+    given = request.root(experiment.kind)
+    data = datasets.load(given or usual)
+    if given is not None and data_roots.read(request.data) is not None:
+        data_roots.check(data, experiment.kind, given)
     if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
         data = _smaller(data, experiment.shrink)
     rows = len(data.x_train)
@@ -155,8 +171,8 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         architecture=chosen,
         batch=max(1, min(experiment.batch, count // 10)),
         lot=max(1, min(experiment.lot, count // 10)),
-        epochs=experiment.quick_epochs if quick else experiment.epochs,
-        lr=0.1,
+        epochs=request.epochs or (experiment.quick_epochs if quick else experiment.epochs),
+        lr=0.01,
     )
 
 
@@ -178,7 +194,7 @@ def _pretrained(experiment: str, request: ItemRequest, public: bool) -> nn.Seque
     data = here.public if public else here.private
     epochs = min(chosen.pretraining, 12) if request.quick else chosen.pretraining
     with one_thread():
-        return pretrained(data, here.architecture, epochs=epochs, batch=max(1, len(data.x) // 20))
+        return pretrained(data, here.architecture, epochs=epochs, bar=chosen.bar)
 
 
 def network(here: ExperimentSetup, request: ItemRequest, *, public: bool) -> nn.Sequential:

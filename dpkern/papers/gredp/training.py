@@ -1,7 +1,7 @@
 """Items of GReDP that train: accuracies and ablations.
 
-Every accuracy is the mean of short runs on the user's data, or on generated images, which are then
-named in the row. The printed values stand beside ours for reference: epochs, optimiser, channel
+Every accuracy is the mean of runs on the user's data, or on generated images, which are then named
+in the row; printed values stand beside ours on the same data set only. Epochs, optimiser, channel
 counts and preprocessing are not printed, the tables disagree with the text in places (G8), and the
 circulant layers of GReDP and Spectral-DP are other models than the dense ones of DP-SGD.
 
@@ -10,260 +10,132 @@ Source: GReDP, tables I, VII, VIII, figures 3 to 5.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ...base.errors import InvalidInput
-from ...engine.demo import models
-from ...engine.named import Run, make
-from ...ops import update
-from ...privacy import accounting
 from ...privacy.accounting import shown_bound
-from ...privacy.mechanisms import DPSGD
-from ...privacy.mechanisms.base import Mechanism
 from .. import runner
-from ..result import ComparisonRow, Line, Panel, Paper, Result
-from ..runner import ItemRequest, RunOutcome, RunSetting
-
-DELTA = 1e-5
-LEARNING_RATE, BATCH = 0.1, 250
-QUICK_LEARNING_RATE, QUICK_BATCH = 0.5, 50
-"""Learning rate and batch of quick runs are ours.
-
-The printed 0.01 (or 0.001, the text has both) and 500 belong to an unknown number of epochs.
-"""
+from ..result import Line, Panel, Paper, Result
+from ..runner import ItemRequest
+from .cells import (
+    DELTA,
+    EPOCHS,
+    LEARNING_RATE,
+    QUICK_LEARNING_RATE,
+    AccuracyCell,
+    TrainedCell,
+    setting,
+    trained,
+)
+from .published import BY_EPSILON, CLIP_0_1, EPSILONS, EXPERIMENTS, METHODS, SAME
 
 NOTES = (
     "G8: the source's tables, text and captions disagree; LeNet-5 at epsilon 1 is 96.5 or 96.65, "
     "the batch 500 or 512, the learning rate 0.01 or 0.001",
     "linear layers of GReDP and Spectral-DP are block-circulant, those of DP-SGD dense",
-    f"learning rate {LEARNING_RATE}, in quick runs {QUICK_LEARNING_RATE}, no momentum; epochs are "
-    "not published",
+    f"learning rate {LEARNING_RATE}, in quick runs {QUICK_LEARNING_RATE} (plain: Adam), no "
+    "momentum; quick runs take 40 steps and decide nothing; epochs are "
+    f"not published, {EPOCHS} here; --lr, --batch-size, --epochs and --rows change them",
+    "published GReDP is DP-SGD at sigma / sqrt 2 with every layer clipped to C: its rows have the "
+    "same model, bound and noise, and convolutions clip the gradient instead of all its lags",
     *runner.SEEDED,
 )
-PAPER = Paper("gredp", settings={"delta": DELTA, "batch": BATCH, "lr": LEARNING_RATE}, notes=NOTES)
+PAPER = Paper("gredp", settings={"delta": DELTA}, notes=NOTES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GredpExperiment:
-    """A column of table I.
-
-    Attributes:
-        model: name in ``engine.demo.sources``.
-        substitute: the data where the user gives none.
-        epsilon: epsilon of table I.
-        printed: accuracy of table I by method.
-        width: width of the network in quick runs.
-    """
-
-    model: str
-    substitute: str
-    epsilon: float
-    printed: dict[str, float]
-    width: float
+def _result(
+    item: str,
+    title: str,
+    request: ItemRequest,
+    found: Sequence[TrainedCell],
+    panels: Sequence[Panel] = (),
+) -> Result:
+    return PAPER.result(item, title, [each.row for each in found], panels, quick=request.quick)
 
 
-EXPERIMENTS = {
-    "LeNet-5": GredpExperiment(
-        model="gredp-lenet5",
-        substitute="synthetic-mnist",
-        epsilon=1.0,
-        printed={"plain": 98.72, "DP-SGD": 92.7, "Spectral-DP": 95.3, "GReDP": 96.5},
-        width=1.0,
-    ),
-    "ResNet-20": GredpExperiment(
-        model="gredp-resnet20",
-        substitute="synthetic-cifar10",
-        epsilon=1.5,
-        printed={"plain": 70.44, "DP-SGD": 29.3, "Spectral-DP": 54.9, "GReDP": 59.45},
-        width=0.25,
-    ),
-    "Model-3": GredpExperiment(
-        model="gredp-model3",
-        substitute="synthetic-cifar10",
-        epsilon=2.0,
-        printed={"plain": 79.17, "DP-SGD": 46.47, "Spectral-DP": 63.52, "GReDP": 67.87},
-        width=0.125,
-    ),
-    "AlexNet": GredpExperiment(
-        model="gredp-alexnet",
-        substitute="synthetic-cifar10",
-        epsilon=2.0,
-        printed={"plain": 64.58, "DP-SGD": 20.54, "Spectral-DP": 52.92, "GReDP": 57.39},
-        width=0.0625,
-    ),
-}
-METHODS = ("plain", "DP-SGD", "Spectral-DP", "GReDP")
-NAMES = {"Spectral-DP": "spectral_dp", "GReDP": "gredp", "DP-SGD": "dpsgd"}
-
-BY_EPSILON = {
-    ("ResNet-20", "GReDP"): (49.06, 57.36, 59.45, 59.49),
-    ("ResNet-20", "Spectral-DP"): (45.03, 52.87, 54.9, 55.98),
-    ("ResNet-20", "DP-SGD"): (29.55, 31.35, 31.91, 32.1),
-    ("Model-3", "GReDP"): (56.15, 63.93, 66.3, 67.87),
-    ("Model-3", "Spectral-DP"): (50.53, 60.15, 62.27, 63.52),
-    ("Model-3", "DP-SGD"): (42.93, 45.78, 46.27, 46.47),
-    ("AlexNet", "GReDP"): (51.93, 55.8, 56.89, 57.39),
-    ("AlexNet", "DP-SGD"): (22.86, 21.11, 20.78, 20.54),
-    ("LeNet-5", "GReDP"): (95.68, 96.5, 96.65, 96.73),
-}
-EPSILONS = (0.5, 1.0, 1.5, 2.0)
-CLIP_0_1 = {
-    "LeNet-5": (95.47, 96.43, 96.42, 96.4),
-    "ResNet-20": (45.54, 45.24, 45.08, 45.57),
-    "Model-3": (60.2, 60.56, 60.31, 60.2),
-    "AlexNet": (52.25, 52.49, 52.44, 52.44),
-}
-"""Table VIII at clipping norm 0.1; its other column is that of ``BY_EPSILON``."""
-
-
-def setting(
-    request: ItemRequest, name: str, method: str, *, batch: int = 0, lr: float = 0.0
-) -> RunSetting:
-    """Return data, model and length of a run: 2 epochs of 1000 rows if quick, else 30 of all."""
-    experiment = EXPERIMENTS[name]
-    data = request.dataset(experiment.substitute, rows=1000)
-    width = experiment.width if request.quick else 1.0
-    noisy = request.quick and method != "plain"
-    usual = QUICK_LEARNING_RATE if noisy else LEARNING_RATE
-    batch = batch or (QUICK_BATCH if request.quick else BATCH)
-    linear = "dense" if method in ("plain", "DP-SGD") else "circulant"
-    return RunSetting(
-        data=data,
-        model=lambda seed: models.build(
-            experiment.model,
-            row_shape=data.row_shape,
-            classes=data.classes,
-            linear=linear,
-            width=width,
-            init_seed=seed,
-        ),
-        epochs=2 if request.quick else 30,
-        batch_size=min(batch, len(data.x_train)),
-        rule=update.SGD(lr=lr or usual),
-        delta=DELTA,
-    )
-
-
-def mechanism(method: str, where: RunSetting, epsilon: float, *, clip: float = 1.0) -> Mechanism:
-    """Return the published mechanism, its claim calibrated to ``epsilon``.
-
-    ``plain`` neither clips nor adds noise.
-    """
-    if method == "plain":
-        return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
-    model = where.model(0)
-    made, _ = make(
-        NAMES[method],
-        Run(
-            model=model,
-            row_shape=where.data.row_shape,
-            classes=where.data.classes,
-            steps=where.steps,
-            sample_rate=where.accounting()["sample_rate"],
-            rows=len(where.data.x_train),
-            batch_size=where.batch_size,
-            delta=where.delta,
-        ),
-        mode="published",
-        max_grad_norm=clip,
-        epsilon=epsilon,
-    )
-    return made.with_noise_multiplier(_sigma(epsilon, tuple(where.accounting().items())))
-
-
-@lru_cache(maxsize=64)
-def _sigma(epsilon: float, run: tuple[tuple[str, Any], ...]) -> float:
-    """Return the multiplier that every claim rests on: DP-SGD's at this epsilon."""
-    usual = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, mode="published")
-    return accounting.calibrate(usual, target_epsilon=epsilon, **dict(run)).noise_multiplier
-
-
-def trained(
-    item: str, what: str, where: RunSetting, made: Mechanism, printed: float | None, seeds: int
-) -> tuple[ComparisonRow, RunOutcome]:
-    """Train one cell of a table of accuracies."""
-    found = runner.run(where, made, seeds=seeds)
-    plain = isinstance(made, DPSGD) and not made.private
-    row = ComparisonRow(
-        item=item,
-        setting=what,
-        quantity="accuracy %",
-        published=printed,
-        ours=found.accuracy,
-        epsilon_claimed=None if plain else found.epsilon_claimed,
-        epsilon_certified=None if plain else found.epsilon_certified,
-        relation="" if plain else found.relation,
-        data=where.data.source,
-        seeds=seeds,
-        spread=found.spread,
-    )
-    return row, found
+def _beside(values: Sequence[float], found: Sequence[TrainedCell], axis: str) -> Panel:
+    """Return our accuracies over what a figure varies, with the printed ones as points."""
+    ours = Line(label="ours", x=values, y=[each.curve[-1] for each in found])
+    lines = [ours]
+    printed = [each.row.published for each in found]
+    if all(isinstance(each, float) for each in printed):
+        points = [float(each or 0) for each in printed]
+        lines.append(Line(label="published", x=values, y=points, points=True))
+    return Panel(title="LeNet-5", x_label=axis, y_label="accuracy %", lines=lines, log_x=True)
 
 
 def table1(request: ItemRequest) -> Result:
-    """Reproduce accuracy from scratch, four models by four methods."""
-    rows = []
-    names = ("LeNet-5",) if request.quick else tuple(EXPERIMENTS)
-    for name in names:
+    """Reproduce accuracy from scratch: four models by four methods, and what GReDP is."""
+    cells = []
+    for name in ("LeNet-5",) if request.quick else _available(request):
         experiment = EXPERIMENTS[name]
-        for method in METHODS:
-            where = setting(request, name, method)
-            made = mechanism(method, where, experiment.epsilon)
-            what = f"{name}, {method}, claimed epsilon {shown_bound(experiment.epsilon)}"
-            printed = experiment.printed[method]
-            rows.append(trained("table1", what, where, made, printed, request.repeats(1))[0])
-    return PAPER.result("table1", "accuracy from scratch", rows, quick=request.quick)
+        cells += [
+            AccuracyCell(
+                name=name,
+                method=method,
+                epsilon=experiment.epsilon,
+                what=f"{name}, {method}, claimed epsilon {shown_bound(experiment.epsilon)}",
+                printed=experiment.printed.get(method),
+            )
+            for method in (*METHODS, SAME)
+        ]
+    return _result("table1", "accuracy from scratch", request, trained("table1", cells, request))
+
+
+def _available(request: ItemRequest) -> tuple[str, ...]:
+    """Return the models whose data were named; all of them where none were."""
+    named = tuple(name for name, one in EXPERIMENTS.items() if request.root(one.kind) is not None)
+    return named or tuple(EXPERIMENTS)
 
 
 def by_epsilon(request: ItemRequest) -> Result:
     """Reproduce accuracy over the claimed epsilon (text, table VIII at clipping norm 1)."""
-    rows, lines = [], []
-    pairs = [("LeNet-5", "GReDP")] if request.quick else list(BY_EPSILON)
-    for name, method in pairs:
-        found = []
-        for epsilon, printed in zip(EPSILONS, BY_EPSILON[name, method], strict=True):
-            where = setting(request, name, method)
-            row, _ = trained(
-                "by-eps",
-                f"{name}, {method}, claimed epsilon {shown_bound(epsilon)}",
-                where,
-                mechanism(method, where, epsilon),
-                printed,
-                request.repeats(1),
-            )
-            rows.append(row)
-            found.append(row)
-        lines += [
-            Line(label=f"{name} {method}, ours", x=EPSILONS, y=[float(r.ours or 0) for r in found]),
-            Line(
-                label=f"{name} {method}, published",
-                x=EPSILONS,
-                y=BY_EPSILON[name, method],
-                points=True,
-            ),
-        ]
+    chosen = _available(request)
+    pairs = [("LeNet-5", "GReDP")] if request.quick else [p for p in BY_EPSILON if p[0] in chosen]
+    cells = [
+        AccuracyCell(
+            name=name,
+            method=method,
+            epsilon=epsilon,
+            what=f"{name}, {method}, claimed epsilon {shown_bound(epsilon)}",
+            printed=printed,
+        )
+        for name, method in pairs
+        for epsilon, printed in zip(EPSILONS, BY_EPSILON[name, method], strict=True)
+    ]
+    found, lines = trained("by-eps", cells, request), []
+    for index, (name, method) in enumerate(pairs):
+        own = found[index * len(EPSILONS) : (index + 1) * len(EPSILONS)]
+        y = [each.curve[-1] for each in own]
+        lines.append(Line(label=f"{name} {method}, ours", x=EPSILONS, y=y))
+        if request.root(EXPERIMENTS[name].kind) is not None:
+            label, printed = f"{name} {method}, published", BY_EPSILON[name, method]
+            lines.append(Line(label=label, x=EPSILONS, y=printed, points=True))
     panel = Panel(title="accuracy", x_label="claimed epsilon", y_label="%", lines=lines)
-    return PAPER.result("by-eps", "accuracy over epsilon", rows, [panel], quick=request.quick)
+    return _result("by-eps", "accuracy over epsilon", request, found, [panel])
 
 
 def table8(request: ItemRequest) -> Result:
     """Reproduce GReDP at clipping norms 0.1 and 1."""
-    rows = []
-    for name in ("LeNet-5",) if request.quick else tuple(EXPERIMENTS):
+    cells = []
+    for name in ("LeNet-5",) if request.quick else _available(request):
         for epsilon in EPSILONS[1::2] if request.quick else EPSILONS:
             index = EPSILONS.index(epsilon)
-            for clip, printed in (
-                (0.1, CLIP_0_1[name][index]),
-                (1.0, BY_EPSILON[name, "GReDP"][index]),
-            ):
-                where = setting(request, name, "GReDP")
-                made = mechanism("GReDP", where, epsilon, clip=clip)
-                what = f"{name}, clip {clip:g}, claimed epsilon {shown_bound(epsilon)}"
-                rows.append(trained("table8", what, where, made, printed, request.repeats(1))[0])
-    return PAPER.result("table8", "GReDP over the clipping norm", rows, quick=request.quick)
+            printed = {0.1: CLIP_0_1[name][index], 1.0: BY_EPSILON[name, "GReDP"][index]}
+            cells += [
+                AccuracyCell(
+                    name=name,
+                    method="GReDP",
+                    epsilon=epsilon,
+                    what=f"{name}, clip {clip:g}, claimed epsilon {shown_bound(epsilon)}",
+                    printed=value,
+                    clip=clip,
+                )
+                for clip, value in printed.items()
+            ]
+    title = "GReDP over the clipping norm"
+    return _result("table8", title, request, trained("table8", cells, request))
 
 
 def table7(request: ItemRequest) -> Result:
@@ -284,45 +156,58 @@ def table7(request: ItemRequest) -> Result:
 def fig3(request: ItemRequest) -> Result:
     """Reproduce accuracy over epochs for every method on one model."""
     name = "LeNet-5"
-    rows, lines = [], []
-    for method in METHODS[1:]:
-        where = setting(request, name, method)
-        row, found = trained(
-            "fig3",
-            f"{name}, {method}, claimed epsilon 2, after {where.epochs} epochs",
-            where,
-            mechanism(method, where, 2.0),
-            None,
-            request.repeats(1),
+    epochs = setting(request, name, "plain").epochs
+    cells = [
+        AccuracyCell(
+            name=name,
+            method=method,
+            epsilon=2.0,
+            what=f"{name}, {method}, claimed epsilon 2, after {epochs} epochs",
+            printed=None,
         )
-        rows.append(row)
-        accuracy = [100 * epoch.heldout_accuracy for epoch in found.history]
-        lines.append(Line(label=method, x=range(1, len(accuracy) + 1), y=accuracy))
+        for method in (*METHODS[1:], SAME)
+    ]
+    found = trained("fig3", cells, request)
+    lines = [
+        Line(label=cell.method, x=range(1, len(each.curve) + 1), y=each.curve)
+        for cell, each in zip(cells, found, strict=True)
+    ]
     panel = Panel(title=name, x_label="epoch", y_label="accuracy %", lines=lines)
-    return PAPER.result("fig3", "training dynamics", rows, [panel], quick=request.quick)
+    return _result("fig3", "training dynamics", request, found, [panel])
 
 
 def fig4(request: ItemRequest) -> Result:
     """Reproduce GReDP over the batch size."""
     printed = {256: 97.67, 512: 96.73, 1024: 95.47, 2048: 93.51}
-    rows = []
+    cells = []
     for batch, value in printed.items():
         scaled = batch // 8 if request.quick else batch
-        where = setting(request, "LeNet-5", "GReDP", batch=scaled)
         what = f"LeNet-5, batch {batch}" + (f" (here {scaled})" if scaled != batch else "")
-        made = mechanism("GReDP", where, 2.0)
-        rows.append(trained("fig4", what, where, made, value, request.repeats(1))[0])
-    return PAPER.result("fig4", "batch size", rows, quick=request.quick)
+        cells.append(
+            AccuracyCell(
+                name="LeNet-5", method="GReDP", epsilon=2.0, what=what, printed=value, batch=scaled
+            )
+        )
+    found = trained("fig4", cells, request)
+    panel = _beside([float(batch) for batch in printed], found, "batch size")
+    return _result("fig4", "batch size", request, found, [panel])
 
 
 def fig5(request: ItemRequest) -> Result:
     """Reproduce GReDP over the learning rate."""
     printed = {0.001: 96.73, 0.01: 96.66, 0.1: 80.18}
-    rows = []
-    for lr, value in printed.items():
-        where = setting(request, "LeNet-5", "GReDP", lr=lr)
-        made = mechanism("GReDP", where, 2.0)
-        what = f"LeNet-5, learning rate {lr:g}"
-        rows.append(trained("fig5", what, where, made, value, request.repeats(1))[0])
-    rows[-1] = replace(rows[-1], note='the source prints "0.01" a second time for 80.18')
-    return PAPER.result("fig5", "learning rate", rows, quick=request.quick)
+    cells = [
+        AccuracyCell(
+            name="LeNet-5",
+            method="GReDP",
+            epsilon=2.0,
+            what=f"LeNet-5, learning rate {lr:g}",
+            printed=value,
+            lr=lr,
+        )
+        for lr, value in printed.items()
+    ]
+    found = trained("fig5", cells, request)
+    note = 'the source prints "0.01" a second time for 80.18'
+    found[-1] = replace(found[-1], row=replace(found[-1].row, note=note))
+    return _result("fig5", "learning rate", request, found, [_beside(list(printed), found, "rate")])

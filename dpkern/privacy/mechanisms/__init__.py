@@ -13,6 +13,7 @@ from .laplace_sgd import LaplaceSGD
 from .memory import MechanismState
 from .notes import Note
 from .objective import ObjectivePerturbation
+from .objective_release import ObjectiveRelease
 from .output_sgd import OutputSGD
 from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
@@ -41,6 +42,7 @@ __all__ = [
     "MechanismState",
     "Note",
     "ObjectivePerturbation",
+    "ObjectiveRelease",
     "OutputSGD",
     "PartialNoiseMap",
     "Plan",

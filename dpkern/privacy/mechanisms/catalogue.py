@@ -20,8 +20,8 @@ class CataloguedMechanism(ABC):
     Attributes:
         name: the mechanism's name, as ``--mechanism`` takes it.
         trained_by: what a training run of it is given: ``gradients`` (of any model), ``records``
-            (of users, for an autoencoder) or ``labelled rows``. None means that ``dpkern train``
-            cannot train it.
+            (of users, for an autoencoder), ``labelled rows``, or ``sums of rows``. None means
+            that ``dpkern train`` cannot train it.
         audits: how ``dpkern audit`` makes its subjects.
     """
 

@@ -100,7 +100,7 @@ class Audit:
         published: those of published mode, which replace them.
         releases: what is looked at: ``step`` (of gradients), ``response`` (to one symbol),
             ``record`` (released once, or its coefficients), ``visits`` (weights after visits of a
-            record) or ``labelled record``.
+            record), ``labelled record``, or ``sums`` over all records.
         suffix: what follows the mechanism's name.
         shapes: of the parameters, or ``((n,),)`` for records of n features.
         takes: options that the caller of the audit may choose.

@@ -1,0 +1,192 @@
+"""GReDP's tables: data by name, everything checked first, kept seed by seed, and what GReDP is."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpkern import cli
+from dpkern.base.errors import InvalidInput
+from dpkern.papers import ItemRequest, ResultCache, data_roots, reproduce, runner
+from dpkern.papers.gredp import cells
+from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
+from dpkern.privacy import accounting
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder in MNIST's format, with few images."""
+    folder = tmp_path_factory.mktemp("mnist")
+    generator = torch.Generator().manual_seed(0)
+    for stem, count in (("train", 60), ("t10k", 20)):
+        pixels = torch.randint(0, 256, (count, 28, 28), generator=generator, dtype=torch.uint8)
+        images = struct.pack(">IIII", 0x803, count, 28, 28) + pixels.numpy().tobytes()
+        labels = struct.pack(">II", 0x801, count) + bytes(n % 10 for n in range(count))
+        for name, content in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / f"{stem}-{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    return str(folder)
+
+
+class FakeRuns:
+    """Outcomes without training, and how many were asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[runner.RunSetting, Any, int]] = []
+        self.interrupted_at: int | None = None
+
+    def __call__(
+        self, where: runner.RunSetting, made: Any, seed: int, **_: Any
+    ) -> runner.RunOutcome:
+        if len(self.calls) == self.interrupted_at:
+            raise KeyboardInterrupt
+        self.calls.append((where, made, seed))
+        epochs = [
+            runner.Epoch(epoch=n, step=n, heldout_loss=0.0, heldout_accuracy=0.1 * n + seed / 100)
+            for n in range(1, where.epochs + 1)
+        ]
+        return runner.RunOutcome(
+            accuracy=100 * epochs[-1].heldout_accuracy,
+            best=0.0,
+            spread=0.0,
+            seeds=1,
+            epsilon_claimed=1.0,
+            epsilon_certified=2.0,
+            relation="add_remove",
+            ms_per_step=1.0,
+            history=tuple(epochs),
+        )
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+    fake = FakeRuns()
+    monkeypatch.setattr(runner, "once", fake)
+    return fake
+
+
+def request_of(mnist: str, **more: Any) -> ItemRequest:
+    return ItemRequest(quick=True, data=f"mnist={mnist}", **more)
+
+
+def test_published_gredp_is_dp_sgd_with_less_noise(mnist: str) -> None:
+    pytest.importorskip("dp_accounting")
+    request = request_of(mnist)
+    where = cells.setting(request, "LeNet-5", "GReDP")
+    shapes = [tuple(p.shape) for p in where.model(0).parameters()]
+    printed, same = (cells.mechanism(method, where, 1.0).plan(shapes) for method in ("GReDP", SAME))
+    sigma = cells.mechanism("DP-SGD", where, 1.0).noise_multiplier
+    for one, other, shape in zip(printed.blocks, same.blocks, shapes, strict=True):
+        assert other.release is None, "real noise on a clipped gradient, and nothing else"
+        assert one.bound == other.bound == 1
+        assert one.noise_scale == other.noise_scale
+        layer = len(shape) > 1  # biases have no spectrum and keep sigma
+        assert one.noise_scale == pytest.approx(sigma / 2**0.5 if layer else sigma)
+    run = where.accounting()
+    certified = [accounting.certify(plan, **run).epsilon for plan in (printed, same)]
+    assert certified[0] == pytest.approx(certified[1], rel=1e-4)
+    assert certified[0] > 2
+
+
+def test_a_table_stops_and_goes_on_where_it_stopped(
+    mnist: str, runs: FakeRuns, tmp_path: Path
+) -> None:
+    runs.interrupted_at = 3
+    given: dict[str, Any] = {"seeds": 2}
+    kept = ResultCache(folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("gredp", "table1", request_of(mnist, finished=kept, **given))
+    assert len(list(tmp_path.iterdir())) == 3
+    runs.interrupted_at = None
+    again = ResultCache(folder=tmp_path, resume=True)
+    found = reproduce("gredp", "table1", request_of(mnist, finished=again, **given))
+    assert len(runs.calls) == 2 * (len(METHODS) + 1)
+    assert [row.seeds for row in found.rows] == [2] * 5
+    assert found.rows[0].ours == pytest.approx(20.5)
+    assert found.rows[0].spread == pytest.approx(0.5)
+    # Another learning rate is another run.
+    other = request_of(mnist, finished=ResultCache(folder=tmp_path, resume=True), lr=0.3, **given)
+    reproduce("gredp", "table1", other)
+    assert len(runs.calls) == 2 * (len(METHODS) + 1) + 2 * len(METHODS)  # plain has its own rate
+
+
+def test_everything_is_checked_before_the_first_training(
+    mnist: str, runs: FakeRuns, tmp_path: Path
+) -> None:
+    for data, name in (
+        (f"mnist={mnist},cifar10={mnist}", "data"),
+        (f"mnist={mnist},cifar10={tmp_path}", "data"),
+        (mnist, "data"),  # one folder is not two data sets
+    ):
+        with pytest.raises(InvalidInput, match=f"^{name}: expected"):
+            reproduce("gredp", "table1", ItemRequest(quick=False, data=data))
+    assert not runs.calls
+
+
+def test_a_full_table_of_one_data_set_has_its_models_only(mnist: str, runs: FakeRuns) -> None:
+    pytest.importorskip("dp_accounting")
+    full = ItemRequest(quick=False, data=f"mnist={mnist}")
+    found = reproduce("gredp", "table1", full)
+    assert all(row.setting.startswith("LeNet-5, ") for row in found.rows)
+    where = runs.calls[0][0]
+    assert (where.epochs, where.batch_size) == (cells.EPOCHS, 60)
+    assert where.rule.lr == cells.LEARNING_RATE == 0.01
+    chosen = ItemRequest(
+        quick=False, data=f"mnist={mnist}", epochs=3, batch_size=20, lr=0.2, rows=40
+    )
+    reproduce("gredp", "table1", chosen)
+    where = runs.calls[-1][0]
+    assert (where.epochs, where.batch_size, where.rule.lr) == (3, 20, 0.2)
+    assert len(where.data.x_train) == 40
+
+
+def test_printed_values_stand_beside_the_same_data_only(mnist: str, runs: FakeRuns) -> None:
+    pytest.importorskip("dp_accounting")
+    real = reproduce("gredp", "table1", request_of(mnist))
+    assert real.rows[1].published == EXPERIMENTS["LeNet-5"].printed["DP-SGD"]
+    generated = reproduce("gredp", "table1", ItemRequest(quick=True))
+    assert generated.rows[1].published == "92.7 on other data (mnist)"
+    assert real.rows[-1].published is None
+
+
+@pytest.mark.parametrize("item", ["fig3", "fig4", "fig5", "by-eps", "table8"])
+def test_every_figure_is_made_of_kept_runs(mnist: str, runs: FakeRuns, item: str) -> None:
+    pytest.importorskip("dp_accounting")
+    kept = ResultCache()
+    found = reproduce("gredp", item, request_of(mnist, finished=kept))
+    before = len(runs.calls)
+    assert len(found.rows) >= before  # batches above the number of rows are the same run
+    reproduce("gredp", item, request_of(mnist, finished=kept))
+    assert len(runs.calls) == before
+    if item in ("fig4", "fig5"):
+        (panel,) = found.panels
+        assert [line.label for line in panel.lines] == ["ours", "published"]
+
+
+def test_names_and_folders_are_read() -> None:
+    assert data_roots.read(None) is None
+    assert data_roots.read("some/folder") is None
+    assert data_roots.read("mnist=a,svhn=b") == {"mnist": "a", "svhn": "b"}
+    for text in ("mnist=a,mnist=b", "mnist=", "mnist=a,imagenet=b", "mnist=a,b"):
+        with pytest.raises(InvalidInput, match=r"^data: expected"):
+            data_roots.read(text)
+    with pytest.raises(InvalidInput, match="this item takes any data"):
+        ItemRequest(data="mnist=a").dataset("digits")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["gredp fig4 --batch-size 5", "gredp fig5 --lr 1", "pnsgd table --lr 1", "gredp table1 --lr 0"],
+)
+def test_sizes_that_an_item_lacks_are_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", *words.split(), "--quick"]) == cli.REFUSED
+    assert list(tmp_path.iterdir()) == []
