@@ -33,6 +33,7 @@ from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
 from .tensor import TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
+from .usual_calls import entered
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -105,8 +106,14 @@ class ModuleBoundary:
         self._rows = None
         capture = self.capture
         if self.has_loader and torch.is_grad_enabled() and capture.watching:
+            found = entered(args, kwargs)
+            if found is not None:  # the usual loop
+                rows, args = found
+                self._begin(rows)
+                self._rows = rows
+                return args, kwargs
             rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
-            if rows is not None:  # the usual loop, found by a few comparisons
+            if rows is not None:
                 self._begin(rows)
                 self._rows = rows
                 if len(args) == 1 and not kwargs:

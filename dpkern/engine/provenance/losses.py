@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops import direct
+from . import usual_calls
 from .aliases import WRITTEN
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
@@ -28,6 +29,7 @@ from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
+from .usual_calls import ONE
 
 _REDUCTION = {
     # place of the argument ``reduction``
@@ -89,6 +91,9 @@ def usual_cross_entropy(
 
     This shortcut serves most loops. It returns None for all other calls.
     """
+    loss: Any = usual_calls.usual_cross_entropy(func, args, kwargs)
+    if loss is not None:
+        return loss
     if kwargs is None or len(args) != 2 or WRITTEN:
         return None
     x, target = args
@@ -109,16 +114,14 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, ignored):
             return None
         smoothing = kwargs["label_smoothing"]
-        loss: Any = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
-        shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
+        loss = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
+        shares = ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
             loss._made_of = x.grad_fn
-        made: Tensor = loss
-        return made
+        return loss
 
 
-_ONE = frozenset((1,))
 _MEAN = 1
 _cross_entropy: Any = torch._C._nn.cross_entropy_loss
 """The operation that ``F.cross_entropy`` runs."""
