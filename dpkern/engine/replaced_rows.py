@@ -247,6 +247,26 @@ def _differing_items(
     return found
 
 
+def all_same(one: Any, other: Any, batch: int, kept: Sequence[int]) -> bool:
+    """Whether all tensors have a row for each sample, and the same ones of those ``kept``.
+
+    Args:
+        one, other: outputs for ``batch`` samples, of passes over different numbers of them.
+    """
+    pairs = list(tensors_of(one)), list(tensors_of(other))
+    if not pairs[0] or len(pairs[0]) != len(pairs[1]):
+        return False
+    return all(
+        a.shape == b.shape
+        and a.dtype is b.dtype
+        and bool(a.dim() and a.shape[0] and a.shape[0] % batch == 0)
+        and a.layout is b.layout is torch.strided
+        and not a.is_nested
+        and _clean(a, b, batch, kept)
+        for a, b in zip(*pairs, strict=True)
+    )
+
+
 def _equal(one: Any, other: Any) -> bool:
     pairs = zip(tensors_of(one), tensors_of(other), strict=False)
     return all(same_bits(a, b) or _rounded(a, b) for a, b in pairs)
