@@ -28,6 +28,7 @@ struct Followed {
   PyObject* one = nullptr;             // {1}
   PyObject* cross_entropy = nullptr;   // the operation that torch's loss runs
   PyObject* any_negative = nullptr;    // of targets
+  PyObject* other_cross_entropy = nullptr;  // what Python makes of other calls
 };
 Followed followed;
 
@@ -38,7 +39,7 @@ struct Names {
 // The attributes that are read and set here.
 struct Attributes {
   PyObject *state, *since, *made_of, *klass, *batch, *each, *rows, *size, *in_pass, *detach;
-  PyObject *requires_grad, *grad_fn;
+  PyObject *requires_grad, *grad_fn, *use_count;
 };
 
 const Attributes& names() {
@@ -46,7 +47,8 @@ const Attributes& names() {
     const Names name;
     return Attributes{name("_state"), name("_since"), name("_made_of"), name("__class__"),
                       name("batch"), name("each"), name("rows"), name("size"), name("in_pass"),
-                      name("detach"), name("requires_grad"), name("grad_fn")};
+                      name("detach"), name("requires_grad"), name("grad_fn"),
+                      name("_use_count")};
   }();
   return made;
 }
@@ -170,6 +172,40 @@ PyMethodDef kEntered{
     "entered(args, kwargs): the rows of a module's only argument, if they are the records of a "
     "batch in their order, and the arguments as ordinary tensors; None for other arguments."};
 
+// Count the references to a tensor's object, and those to what torch keeps behind it.
+PyObject* holders_of(PyObject*, PyObject* tensor) {
+  const auto behind =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, names().use_count));
+  if (!behind) return nullptr;
+  return Py_BuildValue("nO", Py_REFCNT(tensor), behind.ptr());
+}
+
+PyMethodDef kHoldersOf{"holders_of", &holders_of, METH_O,
+                       "holders_of(tensor): how many references there are to a tensor's object, "
+                       "and to what torch keeps behind it."};
+
+PyObject* left(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "left(output, state, rows)");
+    return nullptr;
+  }
+  PyObject* const output = args[0];
+  View view;
+  if (followed.tracked == nullptr || torch.exchange == nullptr ||
+      Py_TYPE(output) != torch.tensor || torch.exchange->view(output, &view) != 0 ||
+      view.dims == 0 || view.shape[0] != PyLong_AsLongLong(args[2])) {
+    return leave_to_python();
+  }
+  py::object node = attribute(output, names().grad_fn);
+  if (!node || node.is_none()) return leave_to_python();
+  return retrack(output, args[1]) ? node.release().ptr() : nullptr;
+}
+
+PyMethodDef kLeft{
+    "left", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&left)), METH_FASTCALL,
+    "left(output, state, rows): track this tensor, which has a graph and this number of rows, and "
+    "return its node in the graph; None for any other output."};
+
 // Where user's code is: for every code object, whether it is none of theirs.
 std::unordered_map<PyObject*, bool>& codes() {
   static auto* const known = new std::unordered_map<PyObject*, bool>;
@@ -235,28 +271,30 @@ bool is_mean(PyObject* names, PyObject** ignored, PyObject** smoothing) {
          PyLong_CheckExact(*ignored) && *smoothing != nullptr && PyFloat_CheckExact(*smoothing);
 }
 
-PyObject* usual_cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "usual_cross_entropy(func, args, kwargs)");
-    return nullptr;
-  }
+PyObject* unsaid() {
+  PyErr_Clear();
+  return nullptr;
+}
+
+// The loss; null without an error where Python has to follow it.
+PyObject* plain_mean(PyObject* const* args) {
   PyObject *const given = args[1], *ignored = nullptr, *smoothing = nullptr;
   if (followed.tracked == nullptr || PyDict_GET_SIZE(followed.written) != 0 ||
       !PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 2 || !PyDict_CheckExact(args[2]) ||
       !is_mean(args[2], &ignored, &smoothing)) {
-    return leave_to_python();
+    return unsaid();
   }
   PyObject *const x = PyTuple_GET_ITEM(given, 0), *const target = PyTuple_GET_ITEM(given, 1);
   py::object state, other;
   const Attributes& of = names();
   const py::object batch = whole_batch(x, &state);
-  if (!batch || Py_TYPE(target) != followed.tracked) return leave_to_python();
+  if (!batch || Py_TYPE(target) != followed.tracked) return unsaid();
   other = attribute(target, of.state);
   const py::object size = attribute(batch.ptr(), of.size);
   const py::object in_pass = attribute(batch.ptr(), of.in_pass);
   if (other.ptr() != state.ptr() || !size || !in_pass ||
       PyObject_RichCompareBool(size.ptr(), in_pass.ptr(), Py_EQ) != 1) {
-    return leave_to_python();
+    return unsaid();
   }
   const Ordinary ordinary(followed.context);
   if (!ordinary.entered()) return nullptr;
@@ -266,7 +304,7 @@ PyObject* usual_cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count
                       view.dims == 2 && PyLong_AsLongLong(ignored) < 0;
   const auto negative = py::reinterpret_steal<py::object>(
       listed ? PyObject_CallOneArg(followed.any_negative, target) : Py_NewRef(Py_None));
-  if (negative.ptr() != Py_False) return leave_to_python();
+  if (negative.ptr() != Py_False) return unsaid();
   static PyObject* const mean = PyLong_FromLong(1);
   PyObject* const call[] = {x, target, Py_None, mean, ignored, smoothing};
   const auto loss = py::reinterpret_steal<py::object>(
@@ -282,12 +320,22 @@ PyObject* usual_cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count
   return Py_NewRef(loss.ptr());
 }
 
+PyObject* usual_cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "usual_cross_entropy(func, args, kwargs)");
+    return nullptr;
+  }
+  PyObject* const loss = plain_mean(args);
+  if (loss != nullptr || PyErr_Occurred() != nullptr) return loss;
+  return PyObject_Vectorcall(followed.other_cross_entropy, args, 3, nullptr);
+}
+
 PyMethodDef kUsualCrossEntropy{
     "usual_cross_entropy",
     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&usual_cross_entropy)),
     METH_FASTCALL,
     "usual_cross_entropy(func, args, kwargs): the mean over all records of a batch in their order, "
-    "of which each has one class that is not ignored; None for all other calls."};
+    "of which each has one class that is not ignored; other calls as Python follows them."};
 
 void follow_rows(const py::dict& given) {
   const auto type = [&](const char* name) {
@@ -301,6 +349,7 @@ void follow_rows(const py::dict& given) {
   followed.one = kept(given["one"]);
   followed.cross_entropy = kept(given["cross_entropy"]);
   followed.any_negative = kept(given["any_negative"]);
+  followed.other_cross_entropy = kept(given["other_cross_entropy"]);
   followed.tracked = type("tracked");
 }
 
@@ -309,7 +358,7 @@ void follow_rows(const py::dict& given) {
 void add_rows(py::module_& m) {
   m.def("follow_rows", &follow_rows);
   for (PyMethodDef* const made :
-       {&kTrackedAlike, &kEntered, &kCallSite, &kUsualCrossEntropy}) {
+       {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite, &kUsualCrossEntropy}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

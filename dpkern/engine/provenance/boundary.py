@@ -33,7 +33,7 @@ from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
 from .tensor import TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
-from .usual_calls import entered
+from .usual_calls import entered, left
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -108,9 +108,8 @@ class ModuleBoundary:
         if self.has_loader and torch.is_grad_enabled() and capture.watching:
             found = entered(args, kwargs)
             if found is not None:  # the usual loop
-                rows, args = found
-                self._begin(rows)
-                self._rows = rows
+                self._begin(found[0])
+                self._rows, args = found
                 return args, kwargs
             rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
             if rows is not None:
@@ -299,8 +298,13 @@ class ModuleBoundary:
             rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
-        usual = type(output) is Tensor and rows is batch.rows and output.dim()
-        if usual and output.shape[0] == len(rows.ids):
+        usual = rows is batch.rows
+        if usual and alone:
+            node = left(output, batch.each, len(rows.ids))
+            if node is not None:
+                self.losses.outputs = {node}
+                return output
+        if usual and type(output) is Tensor and output.dim() and len(output) == len(rows.ids):
             self.losses.outputs = {output.grad_fn}
             return (retrack if alone else track)(output, batch.each)
         self.losses.outputs = set()

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops import direct
-from . import usual_calls
 from .aliases import WRITTEN
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
@@ -29,7 +28,7 @@ from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
-from .usual_calls import ONE
+from .usual_calls import CROSS_ENTROPY, ONE, follow_cross_entropy
 
 _REDUCTION = {
     # place of the argument ``reduction``
@@ -91,9 +90,6 @@ def usual_cross_entropy(
 
     This shortcut serves most loops. It returns None for all other calls.
     """
-    loss: Any = usual_calls.usual_cross_entropy(func, args, kwargs)
-    if loss is not None:
-        return loss
     if kwargs is None or len(args) != 2 or WRITTEN:
         return None
     x, target = args
@@ -114,19 +110,18 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, ignored):
             return None
         smoothing = kwargs["label_smoothing"]
-        loss = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
+        loss: Any = CROSS_ENTROPY(x, target, None, _MEAN, ignored, smoothing)
         shares = ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
             loss._made_of = x.grad_fn
-        return loss
+        made: Tensor = loss
+        return made
 
 
 _MEAN = 1
-_cross_entropy: Any = torch._C._nn.cross_entropy_loss
-"""The operation that ``F.cross_entropy`` runs."""
 
-USUAL[F.cross_entropy] = usual_cross_entropy
+USUAL[F.cross_entropy] = follow_cross_entropy(usual_cross_entropy)
 
 
 def _by_entry(call: TrackedCall) -> tuple[State, int]:
