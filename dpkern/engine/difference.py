@@ -161,10 +161,7 @@ class DifferenceProbe:
         if not left.is_same(self._before):
             return None
         self._made = _Base(mapped(output, Tensor.detach), left, self.batch)
-        try:
-            outcome, wrote = self._compared(number, True, True)
-        finally:
-            now.restore()
+        outcome, wrote = self._compared(number, True, True, now)
         if wrote or not outcome.told or outcome.failure is not None or outcome.error() is not None:
             return None
         outcome.has_losses = _has_losses(output)
@@ -183,8 +180,15 @@ class DifferenceProbe:
             left.restore()
             now.restore()
 
-    def _compared(self, number: int, full: bool, rows: bool) -> tuple[ProbeOutcome, bool]:
-        """Return the outcome, and whether the passes wrote to trusted parameters."""
+    def _compared(
+        self, number: int, full: bool, rows: bool, draws: RandomState | None = None
+    ) -> tuple[ProbeOutcome, bool]:
+        """Return the outcome, and whether the passes wrote to trusted parameters.
+
+        Args:
+            number, full, rows: as those of ``run``.
+            draws: the random state that is left; None leaves the one that passes begin with.
+        """
         outcome, wrote = ProbeOutcome(), True
         try:
             with warnings.catch_warnings():
@@ -194,7 +198,7 @@ class DifferenceProbe:
             trusted = self._trusted
             wrote = bool(trusted) and self._before.broke_trust(trusted)
             self._before.restore(trusted=() if wrote else trusted)
-            self._draws.restore()
+            (draws or self._draws).restore()
         return outcome, wrote
 
     def _compare(self, outcome: ProbeOutcome, number: int, full: bool, rows: bool) -> None:
