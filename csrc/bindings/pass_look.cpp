@@ -184,9 +184,8 @@ PyTypeObject* type_of_looks() {
       {"versions", &versions, METH_NOARGS, "versions(): those that before() has seen last."},
       {nullptr, nullptr, 0, nullptr}};
   static PyTypeObject* const type = [] {
-    PyType_Slot slots[] = {{Py_tp_methods, methods},
-                           {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
-                           {0, nullptr}};
+    PyType_Slot slots[] = {
+        {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)}, {0, nullptr}};
     PyType_Spec spec{"dpkern._C.PassLookObject", sizeof(Object), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
@@ -199,10 +198,10 @@ py::object make(const py::list& everywhere, const py::list& everything, py::list
                 std::vector<bool> trained, const py::list& tables, const py::list& entries,
                 py::list tensors, std::vector<bool> steady, std::vector<std::int64_t> known,
                 const py::object& is_trained, const py::object& version, py::object context) {
-  auto look = std::make_unique<PassLook>(everywhere, everything, std::move(parameters),
-                                         std::move(trained), tables, entries, std::move(tensors),
-                                         std::move(steady), std::move(known), is_trained, version,
-                                         std::move(context));
+  auto look =
+      std::make_unique<PassLook>(everywhere, everything, std::move(parameters), std::move(trained),
+                                 tables, entries, std::move(tensors), std::move(steady),
+                                 std::move(known), is_trained, version, std::move(context));
   PyTypeObject* const type = type_of_looks();
   PyObject* const made = type->tp_alloc(type, 0);
   if (made == nullptr) throw py::error_already_set();

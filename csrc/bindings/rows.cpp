@@ -19,15 +19,15 @@ namespace {
 
 // What Python has told once; null before.
 struct Followed {
-  PyTypeObject* tracked = nullptr;     // TrackedTensor
-  PyTypeObject* per_record = nullptr;  // PerRecord
-  PyObject* written = nullptr;         // storages that writes have changed
-  PyObject* writes = nullptr;          // a list of their number
-  PyObject* context = nullptr;         // tracked tensors are ordinary in it
-  PyObject* record_sum = nullptr;      // RecordSum
-  PyObject* one = nullptr;             // {1}
-  PyObject* cross_entropy = nullptr;   // the operation that torch's loss runs
-  PyObject* any_negative = nullptr;    // of targets
+  PyTypeObject* tracked = nullptr;          // TrackedTensor
+  PyTypeObject* per_record = nullptr;       // PerRecord
+  PyObject* written = nullptr;              // storages that writes have changed
+  PyObject* writes = nullptr;               // a list of their number
+  PyObject* context = nullptr;              // tracked tensors are ordinary in it
+  PyObject* record_sum = nullptr;           // RecordSum
+  PyObject* one = nullptr;                  // {1}
+  PyObject* cross_entropy = nullptr;        // the operation that torch's loss runs
+  PyObject* any_negative = nullptr;         // of targets
   PyObject* other_cross_entropy = nullptr;  // what Python makes of other calls
 };
 Followed followed;
@@ -45,9 +45,9 @@ struct Attributes {
 const Attributes& names() {
   static const Attributes made = [] {
     const Names name;
-    return Attributes{name("_state"), name("_since"), name("_made_of"), name("__class__"),
-                      name("batch"), name("each"), name("rows"), name("size"), name("in_pass"),
-                      name("detach"), name("requires_grad"), name("grad_fn"),
+    return Attributes{name("_state"),    name("_since"), name("_made_of"),      name("__class__"),
+                      name("batch"),     name("each"),   name("rows"),          name("size"),
+                      name("in_pass"),   name("detach"), name("requires_grad"), name("grad_fn"),
                       name("_use_count")};
   }();
   return made;
@@ -114,6 +114,7 @@ PyObject* tracked_alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!items) return nullptr;
   const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
   const std::int64_t rows = PyLong_AsLongLong(args[3]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
   if (size == 0 || PyList_GET_SIZE(shapes) != size) Py_RETURN_NONE;
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (!is_alike(PyTuple_GET_ITEM(items.ptr(), i), PyList_GET_ITEM(shapes, i), rows)) {
@@ -176,8 +177,8 @@ PyMethodDef kEntered{
 PyObject* holders_of(PyObject*, PyObject* tensor) {
   const auto behind =
       py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, names().use_count));
-  if (!behind) return nullptr;
-  return Py_BuildValue("nO", Py_REFCNT(tensor), behind.ptr());
+  const auto own = py::reinterpret_steal<py::object>(PyLong_FromSsize_t(Py_REFCNT(tensor)));
+  return behind && own ? PyTuple_Pack(2, own.ptr(), behind.ptr()) : nullptr;
 }
 
 PyMethodDef kHoldersOf{"holders_of", &holders_of, METH_O,
@@ -191,9 +192,9 @@ PyObject* left(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* const output = args[0];
   View view;
-  if (followed.tracked == nullptr || torch.exchange == nullptr ||
-      Py_TYPE(output) != torch.tensor || torch.exchange->view(output, &view) != 0 ||
-      view.dims == 0 || view.shape[0] != PyLong_AsLongLong(args[2])) {
+  if (followed.tracked == nullptr || torch.exchange == nullptr || Py_TYPE(output) != torch.tensor ||
+      torch.exchange->view(output, &view) != 0 || view.dims == 0 ||
+      view.shape[0] != PyLong_AsLongLong(args[2])) {
     return leave_to_python();
   }
   py::object node = attribute(output, names().grad_fn);
@@ -226,8 +227,8 @@ PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (long skipped = 0; frame && static_cast<long>(found.size()) < 2 * depth; ++skipped) {
     auto* const at = reinterpret_cast<PyFrameObject*>(frame.ptr());
     if (skipped >= ours) {
-      const auto code = py::reinterpret_steal<py::object>(
-          reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
+      const auto code =
+          py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
       auto known = codes().find(code.ptr());
       if (known == codes().end()) {
         const auto said =

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,15 @@ from dpkern.ops import direct
 B, E = 6, 4
 
 pytestmark = pytest.mark.skipif(direct.look("entered") is None, reason="no compiled module")
+
+
+@pytest.fixture(autouse=True)
+def _no_writes() -> Iterator[None]:
+    """Forget the writes of other tests meanwhile."""
+    kept = dict(aliases.WRITTEN)
+    aliases.WRITTEN.clear()
+    yield
+    aliases.WRITTEN.update(kept)
 
 
 def batch_of(kind: type = list) -> Any:
@@ -135,8 +144,12 @@ def loss_arguments(batch: YieldedBatch, **changes: Any) -> tuple[tuple[Any, Any]
     x = track(torch.randn(B, E, requires_grad=True) * 1, batch.each)
     target = track(torch.arange(B) % E, batch.each)
     named = {
-        **{"weight": None, "size_average": None, "ignore_index": -100, "reduce": None},
-        **{"reduction": "mean", "label_smoothing": 0.0},
+        "weight": None,
+        "size_average": None,
+        "ignore_index": -100,
+        "reduce": None,
+        "reduction": "mean",
+        "label_smoothing": 0.0,
     }
     return (x, target), named | changes
 

@@ -105,7 +105,9 @@ class ModuleBoundary:
         """
         self._rows = None
         capture = self.capture
-        if self.has_loader and torch.is_grad_enabled() and capture.watching:
+        # Nothing has skipped the pass yet, and no probe runs: the capture watches it.
+        watched = capture._hooks and not capture._public
+        if self.has_loader and watched and torch.is_grad_enabled():
             found = entered(args, kwargs)
             if found is not None:  # the usual loop
                 self._begin(found[0])

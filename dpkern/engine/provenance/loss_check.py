@@ -65,11 +65,16 @@ class LossCheck:
                 self.capture.guard.report_late(str(error))
                 raise error
         self._passes += 1
-        whole, outputs = self._passes < 3, self.outputs
+        whole = self._passes < 3
         for loss in losses:
-            # Most losses are what a loss function has made of one of the outputs alone. What has
-            # changed the output since would stand between the two, and what has changed the loss
-            # has counted its version up.
-            made_of = getattr(loss, "_made_of", None)
-            if whole or made_of is None or made_of not in outputs or loss._version:
-                self._leaves.check(loss, outputs, self.assume, whole=whole)
+            if whole or not self._is_of_outputs_alone(loss):
+                self._leaves.check(loss, self.outputs, self.assume, whole=whole)
+
+    def _is_of_outputs_alone(self, loss: Tensor) -> bool:
+        """Whether the loss is what a loss function has made of one of the outputs alone.
+
+        What has changed the output since would stand between the two, and what has changed the loss
+        has counted its version up.
+        """
+        made_of = getattr(loss, "_made_of", None)
+        return made_of is not None and made_of in self.outputs and loss._version == 0

@@ -19,7 +19,7 @@ from .tensor import WRITES, TrackedTensor, Usual
 
 Call = Callable[..., Any]
 
-CROSS_ENTROPY: Any = torch._C._nn.cross_entropy_loss  # type: ignore[attr-defined]
+CROSS_ENTROPY: Any = torch._C._nn.cross_entropy_loss
 """The operation that ``F.cross_entropy`` runs."""
 
 ONE = frozenset((1,))
