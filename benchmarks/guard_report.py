@@ -63,10 +63,11 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         f"Runs of {first['steps']} steps in the plain loop, with all guards and without them, step "
         f"by step in turns in one process, {first['rounds']} of each after a shorter one. CPU time "
         "of the thread unless the column says more. `all` = first step + secret probes + every "
-        "pass; `first step` has the probe and the checks of `collate_fn`; `secret probes` is their "
-        "expected number times the time of one; `every pass` is the median difference of steps "
-        "that were neighbours and began no epoch, times their number; `next epoch` is what the "
-        "first step of another epoch adds for the checks of `collate_fn`, beside a run of one. "
+        "pass; `first step` has the probe and the checks of `collate_fn`, and is the mean of the "
+        "two orders in which the runs take turns; `secret probes` is their expected number times "
+        "the time of one; `every pass` is the median difference of steps that were neighbours and "
+        "began no epoch, times their number; `next epoch` is what the first step of another epoch "
+        "adds for the checks of `collate_fn`, beside a run of one. "
         "`whole runs`: the ratio of sums, which has all of the machine's noise, epochs of four "
         "steps and no secret probe.",
         "",

@@ -57,6 +57,7 @@ void add_counted(pybind11::module_& m);
 void add_ops(pybind11::module_& m);  // generated: the kernels that have signatures in Python
 void add_pass_look(pybind11::module_& m);
 void add_replay(pybind11::module_& m);
+void add_rows(pybind11::module_& m);
 void add_unchanged(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator
 

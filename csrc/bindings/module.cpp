@@ -39,6 +39,7 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_guards(m);
   bindings::add_pass_look(m);
   bindings::add_replay(m);
+  bindings::add_rows(m);
   bindings::add_unchanged(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);

@@ -3,9 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/ordinary.h"
 #include "bindings/tables.h"
 
 namespace py = pybind11;
@@ -34,7 +36,8 @@ class Tables {
     for (std::size_t i = 0; i < changes_.size(); ++i) {
       PyObject* const table = PyList_GET_ITEM(tables_.ptr(), static_cast<Py_ssize_t>(i));
       // The order of an OrderedDict is none of the dict's, and changes by itself.
-      const std::uint64_t change = PyDict_CheckExact(table) ? change_of(table) : 0;
+      const bool ordered = !PyDict_CheckExact(table) && PyDict_GET_SIZE(table) > 1;
+      const std::uint64_t change = ordered ? 0 : change_of(table);
       if (change != 0 && change == changes_[i]) continue;
       if (!holds(table, PyList_GET_ITEM(entries_.ptr(), static_cast<Py_ssize_t>(i)))) return false;
       changes_[i] = change;
@@ -47,8 +50,7 @@ class Tables {
   std::vector<std::uint64_t> changes_;
 };
 
-// An attribute of many tensors, by its descriptor. Private parameters must be ordinary here
-// (``without_torch_function``).
+// An attribute of many tensors, by its descriptor. Private parameters must be ordinary here.
 class Attribute {
  public:
   explicit Attribute(py::object descriptor) : descriptor_(std::move(descriptor)) {
@@ -71,7 +73,7 @@ class PassLook {
   PassLook(const py::list& everywhere, const py::list& everything, py::list parameters,
            std::vector<bool> trained, const py::list& tables, const py::list& entries,
            py::list tensors, std::vector<bool> steady, std::vector<std::int64_t> versions,
-           const py::object& is_trained, const py::object& version)
+           const py::object& is_trained, const py::object& version, py::object context)
       : everywhere_{everywhere, everything},
         of_tensors_{tables, entries},
         parameters_(std::move(parameters)),
@@ -80,7 +82,8 @@ class PassLook {
         steady_(std::move(steady)),
         versions_(std::move(versions)),
         is_trained_(is_trained),
-        version_(version) {
+        version_(version),
+        context_(std::move(context)) {
     if (trained_.size() != parameters_.size() || steady_.size() != tensors_.size() ||
         versions_.size() != tensors_.size()) {
       throw py::value_error("lists of other lengths");
@@ -90,6 +93,8 @@ class PassLook {
   // Whether a pass may begin: all tables and flags are as they were, and steady tensors have not
   // been written to. Versions are noted for `after`.
   bool before() {
+    const Ordinary ordinary(context_.ptr());
+    if (!ordinary.entered()) return failed();
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       const py::object flag = is_trained_.of(at(parameters_, i));
       if (!flag) return failed();
@@ -102,7 +107,8 @@ class PassLook {
 
   // Whether the pass has left the tables of tensors as they were, and written to none of these.
   bool after() {
-    const bool same = of_tensors_.same() && read(false);
+    const Ordinary ordinary(context_.ptr());
+    const bool same = ordinary.entered() && of_tensors_.same() && read(false);
     return same || failed();
   }
 
@@ -139,17 +145,72 @@ class PassLook {
   std::vector<bool> steady_;
   std::vector<std::int64_t> versions_, read_;
   Attribute is_trained_, version_;
+  py::object context_;
 };
+
+// As Python holds it. Its methods are called in every pass, so they are plain ones of CPython's.
+struct Object {
+  PyObject_HEAD PassLook* look;
+};
+
+PassLook& look_of(PyObject* self) { return *reinterpret_cast<Object*>(self)->look; }
+
+PyObject* before(PyObject* self, PyObject*) { return PyBool_FromLong(look_of(self).before()); }
+
+PyObject* after(PyObject* self, PyObject*) { return PyBool_FromLong(look_of(self).after()); }
+
+PyObject* versions(PyObject* self, PyObject*) {
+  const std::vector<std::int64_t>& known = look_of(self).versions();
+  PyObject* made = PyList_New(static_cast<Py_ssize_t>(known.size()));
+  for (std::size_t i = 0; made != nullptr && i < known.size(); ++i) {
+    PyObject* const number = PyLong_FromLongLong(known[i]);
+    PyList_SET_ITEM(made, static_cast<Py_ssize_t>(i), number);
+    if (number == nullptr) Py_CLEAR(made);
+  }
+  return made;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  delete reinterpret_cast<Object*>(self)->look;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* type_of_looks() {
+  static PyMethodDef methods[] = {
+      {"before", &before, METH_NOARGS, "before(): whether all is as the last pass has left it."},
+      {"after", &after, METH_NOARGS, "after(): whether the pass has left all tensors alone."},
+      {"versions", &versions, METH_NOARGS, "versions(): those that before() has seen last."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyTypeObject* const type = [] {
+    PyType_Slot slots[] = {
+        {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)}, {0, nullptr}};
+    PyType_Spec spec{"dpkern._C.PassLookObject", sizeof(Object), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }();
+  if (type == nullptr) throw py::error_already_set();
+  return type;
+}
+
+py::object make(const py::list& everywhere, const py::list& everything, py::list parameters,
+                std::vector<bool> trained, const py::list& tables, const py::list& entries,
+                py::list tensors, std::vector<bool> steady, std::vector<std::int64_t> known,
+                const py::object& is_trained, const py::object& version, py::object context) {
+  auto look =
+      std::make_unique<PassLook>(everywhere, everything, std::move(parameters), std::move(trained),
+                                 tables, entries, std::move(tensors), std::move(steady),
+                                 std::move(known), is_trained, version, std::move(context));
+  PyTypeObject* const type = type_of_looks();
+  PyObject* const made = type->tp_alloc(type, 0);
+  if (made == nullptr) throw py::error_already_set();
+  reinterpret_cast<Object*>(made)->look = look.release();
+  return py::reinterpret_steal<py::object>(made);
+}
 
 }  // namespace
 
-void add_pass_look(py::module_& m) {
-  py::class_<PassLook>(m, "PassLook")
-      .def(py::init<py::list, py::list, py::list, std::vector<bool>, py::list, py::list, py::list,
-                    std::vector<bool>, std::vector<std::int64_t>, py::object, py::object>())
-      .def("before", &PassLook::before)
-      .def("after", &PassLook::after)
-      .def("versions", &PassLook::versions);
-}
+void add_pass_look(py::module_& m) { m.def("PassLook", &make); }
 
 }  // namespace dpkern::bindings

@@ -103,8 +103,6 @@ bool note_change(PyObject* tensors) {
   return done != nullptr;
 }
 
-namespace {
-
 bool has_shape(const View& view, PyObject* shape) {
   if (!PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) != view.dims) return false;
   for (int i = 0; i < view.dims; ++i) {
@@ -112,8 +110,6 @@ bool has_shape(const View& view, PyObject* shape) {
   }
   return true;
 }
-
-}  // namespace
 
 bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguous) {
   const auto is_list = [](PyObject* x) { return PyList_CheckExact(x) || PyTuple_CheckExact(x); };

@@ -52,6 +52,9 @@ bool has_memory(PyObject* tensor, const View& view);
 // Whether torch notes, and may note only, that the numbers in its memory are to be negated.
 bool is_negated(PyObject* tensor);
 
+// Whether a tensor has the sizes of a tuple.
+bool has_shape(const View& view, PyObject* shape);
+
 // Whether these are tensors on the CPU of these shapes, each of one of these dtypes, whose memory
 // holds their numbers; false: Python knows better.
 bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguous);

@@ -27,6 +27,7 @@ from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import (
     Change,
+    all_same,
     by_both,
     by_copies,
     by_large_values,
@@ -160,10 +161,7 @@ class DifferenceProbe:
         if not left.is_same(self._before):
             return None
         self._made = _Base(mapped(output, Tensor.detach), left, self.batch)
-        try:
-            outcome, wrote = self._compared(number, True, True)
-        finally:
-            now.restore()
+        outcome, wrote = self._compared(number, True, True, now)
         if wrote or not outcome.told or outcome.failure is not None or outcome.error() is not None:
             return None
         outcome.has_losses = _has_losses(output)
@@ -182,8 +180,15 @@ class DifferenceProbe:
             left.restore()
             now.restore()
 
-    def _compared(self, number: int, full: bool, rows: bool) -> tuple[ProbeOutcome, bool]:
-        """Return the outcome, and whether the passes wrote to trusted parameters."""
+    def _compared(
+        self, number: int, full: bool, rows: bool, draws: RandomState | None = None
+    ) -> tuple[ProbeOutcome, bool]:
+        """Return the outcome, and whether the passes wrote to trusted parameters.
+
+        Args:
+            number, full, rows: as those of ``run``.
+            draws: the random state that is left; None leaves the one that passes begin with.
+        """
         outcome, wrote = ProbeOutcome(), True
         try:
             with warnings.catch_warnings():
@@ -193,7 +198,7 @@ class DifferenceProbe:
             trusted = self._trusted
             wrote = bool(trusted) and self._before.broke_trust(trusted)
             self._before.restore(trusted=() if wrote else trusted)
-            self._draws.restore()
+            (draws or self._draws).restore()
         return outcome, wrote
 
     def _compare(self, outcome: ProbeOutcome, number: int, full: bool, rows: bool) -> None:
@@ -261,13 +266,12 @@ class DifferenceProbe:
         rows: bool,
     ) -> tuple[Snapshot, set[str]]:
         """Run a pass with these samples replaced; return the state after it and what differs."""
-        inputs, result = self._replaced(chosen, number, outcome, sign)
+        change, result = self._replaced(chosen, number, outcome, sign)
         after = self._snapshot()
-        differ = base.left.changes(after) if inputs is not None else set()
+        differ = base.left.changes(after) if change is not None else set()
         self._put_back(after)
         if rows and not outcome.mixed:
-            kept = [b for b in range(self.batch) if b not in chosen]
-            self._judge(outcome, base.output, inputs, result, kept)
+            self._judge(outcome, base.output, chosen, change, result)
         return after, differ
 
     def _second_turn(
@@ -278,46 +282,86 @@ class DifferenceProbe:
         A part of a large batch suffices if the module runs on it; the first turn shows what depends
         on the size of the batch.
         """
-        with self._on_part(number) as smaller:
-            apart = ProbeOutcome(mixed=outcome.mixed)
-            own = self._base(apart) if smaller else None
-            if own is not None:
-                found = self._turn(apart, own, range(self.batch // 2), number, -1, rows)
-                if apart.told:
-                    outcome.mixed = apart.mixed
+        whole = self.batch
+        with self._on_part(number) as taken:
+            if taken:
+                # Most modules leave the other samples as they are in the whole batch.
+                rows_of_part = taken_rows(base.output, whole, taken)
+                found = self._turn_on_part(outcome, base.left, rows_of_part, number, rows)
+                if found is not None:
                     return found
         return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
 
+    def _turn_on_part(
+        self, outcome: ProbeOutcome, left: Snapshot, expected: Any, number: int, rows: bool
+    ) -> tuple[Snapshot, set[str]] | None:
+        """Run a pass on a part of the batch with the first half of it replaced.
+
+        A pass with nothing replaced shows what has changed them where outputs of the other samples
+        are not the ``expected`` ones, or where a pass leaves something else than ``left``.
+
+        Returns:
+            As ``_turn``; None if the module does not run on the part.
+        """
+        apart, chosen = ProbeOutcome(mixed=outcome.mixed), range(self.batch // 2)
+        change, result = self._replaced(chosen, number, apart, -1)
+        after = self._snapshot()
+        self._put_back(after)
+        if not apart.told:
+            return None
+        kept = self._kept(chosen)
+        if left.is_same(after) and (not rows or all_same(expected, result, self.batch, kept)):
+            return after, set()
+        own = self._base(apart)
+        if own is None:
+            return None
+        if rows and not apart.mixed:
+            self._judge(apart, own.output, chosen, change, result)
+        outcome.mixed = apart.mixed
+        return after, own.left.changes(after)
+
     @contextmanager
-    def _on_part(self, number: int) -> Iterator[bool]:
-        """Run the passes of this block on a part of a large batch; yield whether it is large."""
+    def _on_part(self, number: int) -> Iterator[list[int]]:
+        """Run the passes of this block on a part of a large batch; yield its samples, or none."""
         size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
-        if smaller := self.whole and size * 4 <= self.batch:
+        taken: list[int] = []
+        if self.whole and size * 4 <= self.batch:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
             self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
         try:
-            yield smaller
+            yield taken
         finally:
             self.arguments, self.batch = whole
 
+    def _kept(self, chosen: Sequence[int]) -> list[int]:
+        return sorted(set(range(self.batch)).difference(chosen))
+
     def _judge(
-        self, outcome: ProbeOutcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
+        self,
+        outcome: ProbeOutcome,
+        plain: Any,
+        chosen: Sequence[int],
+        change: Change | None,
+        result: Any,
     ) -> None:
         """Compare the outputs, or those of the module's parts if its own have no rows."""
-        mixed, hidden = False, False
-        if inputs is not None:
+        mixed, hidden, kept = False, False, self._kept(chosen)
+        if change is not None:
             mixed = differing(plain, result, self.batch, kept) is not None
             hidden = not has_rows(plain, self.batch)
         if self.together(mixed or hidden):
-            place = self._place(inputs or self.arguments, kept, between=hidden)
+            inputs = self.arguments
+            if change is not None:
+                inputs, _ = replaced_rows(inputs, self.batch, chosen, change)
+            place = self._place(inputs, kept, between=hidden)
             outcome.mixed = place or (type(self.module).__name__ if mixed else "")
 
     def _replaced(
         self, chosen: Sequence[int], number: int, outcome: ProbeOutcome, sign: int
-    ) -> tuple[Any, Any]:
-        """Return the inputs replaced in the first way that the module runs on, and the output."""
+    ) -> tuple[Change | None, Any]:
+        """Return the first way to replace samples that the module runs on, and the output."""
         step = 1 + number % max(1, self.batch - 1)
-        found: tuple[Any, Any] = (None, None)
+        found: tuple[Change | None, Any] = (None, None)
         for change in self._changes(step, sign):
             inputs, different = self.arguments, False
             if chosen and found[0] is None:
@@ -325,13 +369,13 @@ class DifferenceProbe:
             if not self.together(different):
                 continue
             try:
-                result = self._pass(fresh(inputs))
+                result = self._pass(inputs if different else fresh(inputs))
             except Exception as error:  # noqa: BLE001 - lengths that must be sorted, say
                 outcome.failure = error
                 self._put_back()
                 continue
             if different:
-                outcome.told, found = True, (inputs, result)
+                outcome.told, found = True, (change, result)
                 if self.whole:
                     break
         return found

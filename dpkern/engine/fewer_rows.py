@@ -132,7 +132,7 @@ def first_rows(tree: Any, batch: int, count: int) -> Any:
             return tensor
         return tensor[: tensor.shape[0] // batch * count]
 
-    return mapped(fresh(tree), take)
+    return fresh(mapped(tree, take))  # a pass may write into its inputs
 
 
 def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> Any:

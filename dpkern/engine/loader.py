@@ -31,6 +31,7 @@ from .padding import PaddingCheck
 from .physical_batches import Masks, PhysicalBatch, PhysicalBatchSampler
 from .provenance import ModuleBoundary, YieldedBatch
 from .provenance.handing import tracked_batch
+from .provenance.usual_calls import tracked_alike
 from .repeats import check_repeats
 from .sampling import FixedSizeSampler, PoissonSampler, PrivateBatchSampler, ShuffledSampler
 
@@ -217,18 +218,23 @@ class PrivateLoader(DataLoader[Any]):
                 got="a batch of an iteration that another one has replaced",
                 remedy="Finish or leave one loop over the loader before the next.",
             )
-        if self.padding is not None and part.size:
-            self.padding.look(batch)
-        placeholder = self.placeholders and not part.size and self.boundary is not None
-        if not part.size:
-            batch = self._empty_batch(placeholder)
+        size, boundary, padding = part.size, self.boundary, self.padding
+        placeholder = self.placeholders and not size and boundary is not None
         yielded = YieldedBatch(
-            part.size,
+            size,
             first=part.first,
             final=part.final,
             placeholder=placeholder,
-            boundary=self.boundary,
+            boundary=boundary,
         )
+        tracked = None
+        if not size:
+            batch = self._empty_batch(placeholder)
+        elif padding is not None:
+            if boundary is not None:
+                tracked = tracked_alike(batch, padding.last, yielded.each, size)
+            if tracked is None:
+                padding.look(batch)
         if self.on_batch is not None:
             self.on_batch(yielded)
         held = vars(self)  # not by __setattr__, which guards what a run must keep
@@ -236,7 +242,9 @@ class PrivateLoader(DataLoader[Any]):
         if part.first:
             held["position"] += 1
             held["_place"] += 1
-        return batch if self.boundary is None else tracked_batch(batch, yielded, self.views)
+        if tracked is not None:
+            return tracked
+        return batch if boundary is None else tracked_batch(batch, yielded, self.views)
 
     def _empty_batch(self, placeholder: bool) -> Any:
         """Return a batch for an empty draw: without rows, or with one that counts for nothing."""

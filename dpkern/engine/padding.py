@@ -45,8 +45,9 @@ class PaddingCheck:
         self.taint = taint
         self._known = False
         self._shapes: list[tuple[int, ...]] | None = None
-        self._whole: list[Any] | None = None
-        """Shapes of the last batch that was compared; most batches have the same."""
+        self.last: list[Any] | None = None
+        """Shapes of the tensors of the last batch that was compared, if it was a list of them: most
+        batches have the same, and need no look."""
 
     def try_records(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         """Collate single records: if their shapes differ, batches are padded to the longest.
@@ -71,14 +72,14 @@ class PaddingCheck:
         whole = None
         if (type(tree) is list or type(tree) is tuple) and {*map(type, tree)} == _PLAIN:
             whole = [*map(_SHAPE, tree)]
-            if whole == self._whole:
+            if whole == self.last:
                 return
         shapes = _shapes(tree)
         if self._shapes is None:
             self._shapes = shapes
         elif shapes != self._shapes:
             self._found(late=True)
-        self._whole = whole
+        self.last = whole
 
     def _found(self, *, late: bool = False) -> None:
         if self.allowed:

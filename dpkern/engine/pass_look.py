@@ -7,6 +7,7 @@ where C++ sees tables and tensors (``csrc/bindings/pass_look.cpp``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -36,24 +37,20 @@ class PassLook:
 
     def __init__(self, everywhere: TableEntries, flags: Flags, left: Left) -> None:
         tables, tensors, steady, (self._ids, versions) = left
-        self._look: Any = _MAKE(  # type: ignore[misc]
+        look: Any = _MAKE(  # type: ignore[misc]
             *(everywhere.tables, everywhere.entries, *flags),
             *(tables.tables, tables.entries, tensors, steady, versions, _TRAINED, _VERSION),
+            without_torch_function,
         )
-
-    def before(self) -> bool:
+        self.before: Callable[[], bool] = look.before
         """Whether all is as the last pass has left it, trained parameters' values aside."""
-        with without_torch_function():
-            return bool(self._look.before())
-
-    def after(self) -> bool:
+        self.after: Callable[[], bool] = look.after
         """Whether the pass that ends has left all tensors as they were."""
-        with without_torch_function():
-            return bool(self._look.after())
+        self._versions: Callable[[], list[int]] = look.versions
 
     def marks(self) -> Marks:
         """Return the marks of all tensors that ``before`` has seen last."""
-        return self._ids, self._look.versions()
+        return self._ids, self._versions()
 
 
 def pass_look(occasions: Occasions, state: StateGuard) -> PassLook | None:

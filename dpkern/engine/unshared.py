@@ -7,6 +7,7 @@ module that keeps nothing of its output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from sys import getrefcount
 from typing import Any
@@ -14,14 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops import direct
 from .hooks import Hook
 
 Holders = tuple[int, int]
 
 
-def holders_of(output: Tensor) -> Holders:
-    """Count the references to a tensor's object, and those to what torch keeps behind it."""
+def _holders_of(output: Tensor) -> Holders:
     return getrefcount(output), output._use_count()  # type: ignore[attr-defined]
+
+
+holders_of: Callable[[Tensor], Holders] = direct.look("holders_of") or _holders_of
+"""Count the references to a tensor's object, and those to what torch keeps behind it."""
 
 
 class _Doubled(nn.Module):

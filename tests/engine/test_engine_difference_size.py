@@ -66,7 +66,43 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_second_replacement_runs_on_part_of_the_batch(sizes: list[int]) -> None:
     passes(Model(torch.tanh))
-    # The pass itself is the one with nothing replaced.
+    # The pass itself is the one with nothing replaced, also for the part.
+    assert sizes == [B, PART, 4]
+
+
+class Counts(Model):
+    """Counts its passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes = getattr(self, "passes", 0) + 1
+        return super().forward(x)
+
+
+class Turned(Model):
+    """Returns samples in the second dimension, which a part has fewer of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).t()
+
+
+class Both(Model):
+    """Returns the same rows twice, once without those of any sample."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), self.last.bias * 1
+
+
+@pytest.mark.parametrize("kind", [Counts, Turned, Both])
+def test_the_part_runs_alone_where_the_whole_batch_does_not_show_its_rows(
+    kind: type[Model], sizes: list[int]
+) -> None:
+    passes(kind(torch.tanh))
+    assert sizes.count(PART) >= 2
+
+
+def test_the_part_runs_alone_where_its_rows_come_out_otherwise(sizes: list[int]) -> None:
+    """Random numbers differ with the size; samples do not mix."""
+    passes(Model(lambda h: h + torch.randn(len(h), E)))
     assert sizes == [B, PART, PART, 4]
 
 
@@ -77,7 +113,7 @@ def test_what_few_samples_change_is_looked_into(sizes: list[int]) -> None:
     sizes.clear()
     with pytest.raises(UnsupportedModule, match="not finite"):
         passes(Model(spoiled))
-    assert sizes[:7] == [B, PART, PART, 4, 4, 2, 4]
+    assert sizes[:6] == [B, PART, 4, 4, 2, 4]
 
 
 @pytest.mark.parametrize("least", [2, 3])
@@ -139,7 +175,7 @@ def test_secret_probes_run_on_the_whole_batch_or_on_part(
 ) -> None:
     monkeypatch.setattr(difference, "WHOLE", whole)
     passes(Model(torch.tanh), secret=True)
-    assert sizes[4:] == ([B, B] if whole else [PART, PART])
+    assert sizes[3:] == ([B, B] if whole else [PART, PART])
 
 
 class Writes(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpkern.engine import padding
+from dpkern.engine import guard, loader, padding
 from dpkern.engine.guard import ForwardGuard
 from dpkern.engine.occasions import Occasions
 from dpkern.engine.pass_look import PassLook
@@ -30,12 +30,15 @@ def take_the_long_way(patch: pytest.MonkeyPatch) -> None:
     """Let every pass be followed in full, whatever was seen before."""
     patch.setattr(tensor, "USUAL", {})
     patch.setattr(boundary, "rows_in_order", lambda values: None)
+    patch.setattr(boundary, "entered", lambda args, kwargs: None)
+    patch.setattr(boundary, "left", lambda *output: None)
+    patch.setattr(loader, "tracked_alike", lambda *batch: None)
     patch.setattr(leaves, "leads_only_to", lambda outputs, loss: False)
     patch.setattr(padding, "_PLAIN", set())
     patch.setattr(Snapshot, "_still_holds", lambda self, trusted: False)
     patch.setattr(ForwardGuard, "_wait", lambda *args: False)
     patch.setattr(TableEntries, "same", lambda self: False)
-    patch.setattr(PassLook, "before", lambda self: False)
+    patch.setattr(guard, "pass_look", lambda occasions, state: None)
     patch.setattr(LossCheck, "_is_of_outputs_alone", lambda self, loss: False)
 
 
@@ -75,6 +78,18 @@ def rows_of_any_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(boundary, "rows_in_order", found)
 
 
+def entrances_of_any_state(patch: pytest.MonkeyPatch) -> None:
+    """Take a module's only argument for the rows of its batch, whatever became of them."""
+
+    def found(args: Any, kwargs: Any) -> Any:
+        state = getattr(args[0], "_state", None) if len(args) == 1 and not kwargs else None
+        if state is None or state.batch is None:
+            return None
+        return state.batch.rows, (tensor.untracked(args[0]),)
+
+    patch.setattr(boundary, "entered", found)
+
+
 def targets_of_any_state(patch: pytest.MonkeyPatch) -> None:
     """Take every cross entropy for that of rows with their own targets."""
 
@@ -112,19 +127,29 @@ def any_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LossCheck, "_is_of_outputs_alone", lambda self, loss: True)
 
 
+def without_looks(patch: pytest.MonkeyPatch, *names: str) -> None:
+    made = PassLook.__init__
+
+    def make(self: PassLook, *given: Any) -> None:
+        made(self, *given)
+        vars(self).update(dict.fromkeys(names, lambda: True))
+
+    patch.setattr(PassLook, "__init__", make)
+
+
 def blind_after(patch: pytest.MonkeyPatch) -> None:
     """Look at nothing behind the usual pass."""
-    patch.setattr(PassLook, "after", lambda self: True)
+    without_looks(patch, "after")
 
 
 def blind(patch: pytest.MonkeyPatch) -> None:
     """Look at nothing in front of the usual pass either."""
-    blind_after(patch)
-    patch.setattr(PassLook, "before", lambda self: True)
+    without_looks(patch, "before", "after")
 
 
 BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
     rows_of_any_state: ("mixup", "standardisation"),
+    entrances_of_any_state: ("mixup", "standardisation"),
     targets_of_any_state: ("targets of other records",),
     any_graph: ("a trained temperature", "a trained head"),
     no_hooks: (

@@ -33,6 +33,7 @@ from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
 from .tensor import TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
+from .usual_calls import entered, left
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -104,9 +105,16 @@ class ModuleBoundary:
         """
         self._rows = None
         capture = self.capture
-        if self.has_loader and torch.is_grad_enabled() and capture.watching:
+        # Nothing has skipped the pass yet, and no probe runs: the capture watches it.
+        watched = capture._hooks and not capture._public
+        if self.has_loader and watched and torch.is_grad_enabled():
+            found = entered(args, kwargs)
+            if found is not None:  # the usual loop
+                self._begin(found[0])
+                self._rows, args = found
+                return args, kwargs
             rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
-            if rows is not None:  # the usual loop, found by a few comparisons
+            if rows is not None:
                 self._begin(rows)
                 self._rows = rows
                 if len(args) == 1 and not kwargs:
@@ -292,8 +300,13 @@ class ModuleBoundary:
             rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
-        usual = type(output) is Tensor and rows is batch.rows and output.dim()
-        if usual and output.shape[0] == len(rows.ids):
+        usual = rows is batch.rows
+        if usual and alone:
+            node = left(output, batch.each, len(rows.ids))
+            if node is not None:
+                self.losses.outputs = {node}
+                return output
+        if usual and type(output) is Tensor and output.dim() and len(output) == len(rows.ids):
             self.losses.outputs = {output.grad_fn}
             return (retrack if alone else track)(output, batch.each)
         self.losses.outputs = set()

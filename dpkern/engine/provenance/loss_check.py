@@ -50,22 +50,23 @@ class LossCheck:
         """
         declared = self.capture.loss_reduction
         for number, state in enumerate(states):
-            if isinstance(state, Mixed):
-                raise mixed_loss(state)
-            if not isinstance(state, RecordSum):
+            if type(state) is not RecordSum:
+                if isinstance(state, Mixed):
+                    raise mixed_loss(state)
                 continue
             batch = state.batch
-            if batch.in_pass < 2 and batch.size < 2:
-                continue
-            if not state.rescaled and state.reduction != declared and batch.in_pass > 1:
+            if batch.in_pass < 2:
+                if batch.size < 2:
+                    continue
+            elif state.reduction != declared and not state.rescaled:
                 raise other_reduction(declared, state.reduction)
             error = self._divisors.check(state, number, declared)
             if error is not None:
                 self.capture.guard.report_late(str(error))
                 raise error
         self._passes += 1
+        whole = self._passes < 3
         for loss in losses:
-            whole = self._passes < 3
             if whole or not self._is_of_outputs_alone(loss):
                 self._leaves.check(loss, self.outputs, self.assume, whole=whole)
 

@@ -28,6 +28,7 @@ from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
+from .usual_calls import CROSS_ENTROPY, ONE, follow_cross_entropy
 
 _REDUCTION = {
     # place of the argument ``reduction``
@@ -109,8 +110,8 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, ignored):
             return None
         smoothing = kwargs["label_smoothing"]
-        loss: Any = _cross_entropy(x, target, None, _MEAN, ignored, smoothing)
-        shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
+        loss: Any = CROSS_ENTROPY(x, target, None, _MEAN, ignored, smoothing)
+        shares = ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
             loss._made_of = x.grad_fn
@@ -118,12 +119,9 @@ def usual_cross_entropy(
         return made
 
 
-_ONE = frozenset((1,))
 _MEAN = 1
-_cross_entropy: Any = torch._C._nn.cross_entropy_loss
-"""The operation that ``F.cross_entropy`` runs."""
 
-USUAL[F.cross_entropy] = usual_cross_entropy
+USUAL[F.cross_entropy] = follow_cross_entropy(usual_cross_entropy)
 
 
 def _by_entry(call: TrackedCall) -> tuple[State, int]:

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 
 import torch
 
+from ...ops import direct
 from .tensor import Function
 
 _SIDES = ("", "r", "i")
@@ -69,8 +70,10 @@ def _is_ours(code: CodeType) -> bool:
     return known[1]
 
 
-CallSite = tuple[tuple[int, int], ...]
+CallSite = tuple[tuple[int, int], ...] | bytes
 """The frames of a call: each code object, by ``id``, with the place of its instruction."""
+
+_call_site = direct.look("call_site")
 
 
 def call_site(depth: int = 4, *, ours: int = 0) -> CallSite:
@@ -82,6 +85,9 @@ def call_site(depth: int = 4, *, ours: int = 0) -> CallSite:
         depth: maximum number of frames.
         ours: number of calls, from the caller's on, that are known to be dpkern's.
     """
+    if _call_site is not None:
+        site: bytes = _call_site(_is_ours, 1 + ours, depth)
+        return site
     found: list[tuple[int, int]] = []
     frame: FrameType | None = sys._getframe(1 + ours)
     while frame is not None and len(found) < depth:

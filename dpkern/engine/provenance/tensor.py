@@ -32,7 +32,7 @@ class TrackedTensor(Tensor):
 
     follows_records = True
     _state: State
-    _since: int
+    _since: int = 0
     """Number of the write (``aliases``) that the state takes into account."""
 
     @classmethod
@@ -149,7 +149,8 @@ def track(tensor: Tensor, state: State) -> TrackedTensor:
         with torch._C.DisableTorchFunctionSubclass():
             alias = Tensor.as_subclass(tensor, TrackedTensor)
     alias._state = state
-    alias._since = _WRITES[0]
+    if WRITES[0]:
+        alias._since = WRITES[0]
     return alias
 
 
@@ -158,7 +159,8 @@ def retrack(tensor: Tensor, state: State) -> Tensor:
     if type(tensor) is Tensor:
         tensor.__class__ = TrackedTensor
     tensor._state = state  # type: ignore[attr-defined]
-    tensor._since = _WRITES[0]  # type: ignore[attr-defined]
+    if WRITES[0]:
+        tensor._since = WRITES[0]  # type: ignore[attr-defined]
     return tensor
 
 
@@ -177,15 +179,16 @@ def state_of(value: Any) -> State | None:
     return value._state if type(value) is TrackedTensor else None
 
 
-_WRITES = [0]
+WRITES = [0]
+"""The number of writes that have changed whose values a storage holds."""
 
 
 def writes() -> int:
     """Return how many writes have changed whose values a storage holds."""
-    return _WRITES[0]
+    return WRITES[0]
 
 
 def count_write() -> int:
     """Return the number of a new write that changes whose values a storage holds."""
-    _WRITES[0] += 1
-    return _WRITES[0]
+    WRITES[0] += 1
+    return WRITES[0]

@@ -1,0 +1,227 @@
+"""The compiled calls of the usual loop do what Python does there, and leave the rest to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkern.engine.padding import PaddingCheck
+from dpkern.engine.provenance import aliases, losses, naming, usual_calls
+from dpkern.engine.provenance.handing import tracked_batch
+from dpkern.engine.provenance.states import PerRecord, RecordSum, YieldedBatch
+from dpkern.engine.provenance.tensor import TrackedTensor, count_write, track, untracked
+from dpkern.ops import direct
+
+B, E = 6, 4
+
+pytestmark = pytest.mark.skipif(direct.look("entered") is None, reason="no compiled module")
+
+
+@pytest.fixture(autouse=True)
+def _no_writes() -> Iterator[None]:
+    """Forget the writes of other tests meanwhile."""
+    kept = dict(aliases.WRITTEN)
+    aliases.WRITTEN.clear()
+    yield
+    aliases.WRITTEN.update(kept)
+
+
+def batch_of(kind: type = list) -> Any:
+    return kind((torch.randn(B, E), torch.arange(B)))
+
+
+def shapes_of(tree: Any) -> list[torch.Size]:
+    check = PaddingCheck(allowed=False, assume=lambda _: None, taint=lambda _: None)
+    check.look(tree)
+    assert check.last is not None
+    return check.last
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_like_the_last_one_is_tracked_as_python_tracks_it(kind: type) -> None:
+    tree, batch = batch_of(kind), YieldedBatch(B)
+    found = usual_calls.tracked_alike(tree, shapes_of(tree), batch.each, B)
+    expected = tracked_batch(tree, batch)
+    assert type(found) is type(expected) is kind
+    for one, two, plain in zip(found, expected, tree, strict=True):
+        assert type(one) is TrackedTensor
+        assert type(plain) is Tensor
+        assert one._state is two._state is batch.each
+        assert one._since == two._since
+        assert untracked(one).data_ptr() == plain.data_ptr()
+        assert untracked(one)._version == plain._version
+
+
+ODD_BATCHES: dict[str, Callable[[], Any]] = {
+    "more rows": lambda: [torch.randn(B + 1, E), torch.arange(B + 1)],
+    "wider rows": lambda: [torch.randn(B, E + 1), torch.arange(B)],
+    "another dimension": lambda: [torch.randn(B, E, 1), torch.arange(B)],
+    "a tensor more": lambda: [*batch_of(), torch.arange(B)],
+    "a tensor less": lambda: batch_of()[:1],
+    "a number": lambda: [torch.randn(B, E), 3],
+    "a dict": lambda: {"x": torch.randn(B, E)},
+    "a gradient": lambda: [torch.randn(B, E, requires_grad=True), torch.arange(B)],
+    "a parameter": lambda: [nn.Parameter(torch.randn(B, E)), torch.arange(B)],
+    "a sparse tensor": lambda: [torch.randn(B, E).to_sparse(), torch.arange(B)],
+    "tracked already": lambda: [track(torch.randn(B, E), YieldedBatch(B).each), torch.arange(B)],
+    "nothing": list,
+}
+
+
+@pytest.mark.parametrize("name", ODD_BATCHES)
+def test_other_batches_are_left_to_python(name: str) -> None:
+    shapes, each = shapes_of(batch_of()), YieldedBatch(B).each
+    assert usual_calls.tracked_alike(ODD_BATCHES[name](), shapes, each, B) is None
+    assert usual_calls.tracked_alike(batch_of(), None, each, B) is None
+    assert usual_calls.tracked_alike(batch_of(), shapes, each, B + 1) is None
+
+
+def test_the_only_argument_enters_as_an_ordinary_alias() -> None:
+    batch = YieldedBatch(B)
+    x = track(torch.randn(B, E), batch.each)
+    rows, args = usual_calls.entered((x,), {})
+    assert rows is batch.rows
+    (plain,) = args
+    assert type(plain) is Tensor
+    assert plain.data_ptr() == untracked(x).data_ptr()
+    assert type(x) is TrackedTensor
+
+
+def test_other_arguments_are_left_to_python() -> None:
+    batch = YieldedBatch(B)
+    x = track(torch.randn(B, E), batch.each)
+    turned = track(torch.randn(B, E), PerRecord(batch, np.arange(B)[::-1]))
+    summed = track(torch.randn(B, E), RecordSum(batch, "sum"))
+    trained = track(torch.randn(B, E, requires_grad=True), batch.each)
+    for args, kwargs in (
+        *(((odd,), {}) for odd in (untracked(x), turned, summed, trained, 3, [x])),
+        ((x, x), {}),
+        ((x,), {"y": x}),
+        ((), {"x": x}),
+        ((), {}),
+    ):
+        assert usual_calls.entered(args, kwargs) is None
+
+
+def test_after_a_write_that_moved_rows_python_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = track(torch.randn(B, E), YieldedBatch(B).each)
+    monkeypatch.setitem(aliases.WRITTEN, 0, (None, 0))
+    assert usual_calls.entered((x,), {}) is None
+
+
+def test_tracked_tensors_know_of_the_writes_before_them() -> None:
+    known, tree = YieldedBatch(B).each, batch_of()
+    number = count_write()
+    found = usual_calls.tracked_alike(tree, shapes_of(tree), known, B)
+    assert [each._since for each in found] == [number, number]
+
+
+def test_an_output_with_a_row_for_each_record_is_tracked_itself() -> None:
+    batch, weight = YieldedBatch(B), torch.randn(E, requires_grad=True)
+    output = torch.randn(B, E) * weight
+    node = output.grad_fn
+    assert usual_calls.left(output, batch.each, B) is node
+    assert type(output) is TrackedTensor
+    assert output._state is batch.each
+
+
+def test_other_outputs_stay_as_they_are() -> None:
+    batch, weight = YieldedBatch(B), torch.randn(E, requires_grad=True)
+    fine = torch.randn(B, E) * weight
+    for output in (fine[:3], fine.sum(), fine.detach(), nn.Parameter(torch.zeros(B)), (fine,)):
+        kind = type(output)
+        assert usual_calls.left(output, batch.each, B) is None
+        assert type(output) is kind
+
+
+def loss_arguments(batch: YieldedBatch, **changes: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    x = track(torch.randn(B, E, requires_grad=True) * 1, batch.each)
+    target = track(torch.arange(B) % E, batch.each)
+    named = {
+        "weight": None,
+        "size_average": None,
+        "ignore_index": -100,
+        "reduce": None,
+        "reduction": "mean",
+        "label_smoothing": 0.0,
+    }
+    return (x, target), named | changes
+
+
+@pytest.mark.parametrize("changes", [{}, {"label_smoothing": 0.1}, {"ignore_index": -1}])
+def test_the_usual_loss_is_followed_as_python_follows_it(changes: dict[str, Any]) -> None:
+    args, kwargs = loss_arguments(YieldedBatch(B), **changes)
+    found = losses.USUAL[F.cross_entropy](F.cross_entropy, args, kwargs)
+    expected = losses.usual_cross_entropy(F.cross_entropy, args, kwargs)
+    assert expected is not None
+    assert type(found) is type(expected) is TrackedTensor
+    one, two = found._state, expected._state
+    assert [getattr(one, n) for n in one.__slots__] == [getattr(two, n) for n in two.__slots__]
+    assert found._made_of is expected._made_of is args[0].grad_fn
+    assert untracked(found).item() == untracked(expected).item()
+
+
+ODD_LOSSES: dict[str, dict[str, Any]] = {
+    "weights": {"weight": torch.ones(E)},
+    "a sum": {"reduction": "sum"},
+    "the old argument": {"size_average": True},
+    "an ignored class": {"ignore_index": 2},
+}
+
+
+@pytest.mark.parametrize("name", ODD_LOSSES)
+def test_python_is_asked_of_other_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    followed = usual_calls.follow_cross_entropy(lambda *given: asked.append(given))
+    try:
+        args, kwargs = loss_arguments(YieldedBatch(B), **ODD_LOSSES[name])
+        assert followed(F.cross_entropy, args, kwargs) is None
+        assert asked == [(F.cross_entropy, args, kwargs)]
+        args, kwargs = loss_arguments(YieldedBatch(B))
+        followed(F.cross_entropy, args, kwargs)
+        assert len(asked) == 1
+        other = track(args[1], YieldedBatch(B).each)
+        followed(F.cross_entropy, (args[0], other), kwargs)
+        followed(F.cross_entropy, (args[0], untracked(args[1])), kwargs)
+        followed(F.cross_entropy, (args[0], track(untracked(args[1]) - 1, args[0]._state)), kwargs)
+        assert len(asked) == 4
+    finally:
+        usual_calls.follow_cross_entropy(losses.usual_cross_entropy)
+
+
+def test_an_error_of_the_loss_is_raised() -> None:
+    args, kwargs = loss_arguments(YieldedBatch(B))
+    far = track(untracked(args[1]) + E, args[0]._state)
+    with pytest.raises(IndexError, match="out of bounds"):
+        losses.USUAL[F.cross_entropy](F.cross_entropy, (args[0], far), kwargs)
+
+
+def here(depth: int = 4) -> Any:
+    return naming.call_site(depth)
+
+
+def test_a_call_site_is_the_same_for_the_same_instructions_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sites() -> list[Any]:
+        one = [here() for _ in range(2)]
+        other = here()
+        mapped = torch.utils._pytree.tree_map(lambda _: here(), [0, 0])  # through torch's frames
+        return [*one, other, *mapped, *[here(1), here(1)]]
+
+    def alike(found: list[Any]) -> list[list[bool]]:
+        return [[a == b for b in found] for a in found]
+
+    compiled = alike(sites())
+    monkeypatch.setattr(naming, "_call_site", None)
+    assert compiled == alike(sites())
+    assert compiled[0][1]
+    assert not compiled[0][2]
+    assert compiled[3][4]
+    assert compiled[5][6]
