@@ -122,13 +122,12 @@ def table(question: ComparisonSpec, found: Sequence[dict[str, Any]]) -> ReportTa
     machines = {machine.name: machine.title for machine in question.machines}
     return ReportTable(
         title="Price of a noisy number, and where the saving ends",
-        columns=("mechanism", "processor", "unit", *SOURCES, "break-even"),
+        columns=("mechanism", "processor", *SOURCES, "break-even"),
         rows=[
             (
                 titles[f["mechanism"]],
                 machines[f["processor"]],
-                f["unit"],
-                *(f["price_by_source"][s] for s in SOURCES),
+                *(_shown(f, s) for s in SOURCES),
                 "none" if f["break_even"] is None else f["break_even"],
             )
             for f in found
@@ -136,6 +135,14 @@ def table(question: ComparisonSpec, found: Sequence[dict[str, Any]]) -> ReportTa
         note=f"Draw, rounding bits and release together; the table's is one read and an addition. "
         f"Above the break-even the mechanism costs more than {question.baseline.title}.",
     )
+
+
+def _shown(fact: dict[str, Any], source: str) -> float | str:
+    """Return the price of a noisy number, where the processor prices random words."""
+    if fact["unpriced"] and source != PRINTED_SOURCE:
+        return "no price"
+    price: float = fact["price_by_source"][source]
+    return price
 
 
 def figure(question: ComparisonSpec) -> Figure | None:

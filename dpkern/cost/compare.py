@@ -102,7 +102,6 @@ def _summary(
             f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}"
             f"{_noise_words(first)}."
         )
-    said += _as_noise_becomes_real(question, rows)
     for turn in turns:
         here = turn["processor"] == machine.name and turn["noise"] == first["noise"]
         if turn["along"].startswith("n") and here and turn["points"]:
@@ -110,6 +109,7 @@ def _summary(
             near = turn["points"][0]
             way = "costs more" if near["cheaper_below"] else "costs less"
             said.append(f"With l = n/2, {title} {way} from n = {near['to']} on.")
+    said += _as_noise_becomes_real(question, rows)
     return " ".join(said)
 
 
@@ -123,8 +123,11 @@ def _as_noise_becomes_real(question: ComparisonSpec, rows: list[dict[str, Any]])
     """Say what becomes of the first reduction with the other sources of noise."""
     first, said = rows[0], []
     place = ("n", "l")
+    machine = first["machine"]
+    if len(question.sources) > 1 and machine.unpriced({"RNG": 1}):
+        return [f"{machine.title} has no price for random words: real noise looks cheap there."]
     for row in rows[1:]:
-        same = row["machine"] is first["machine"] and all(row[k] == first[k] for k in place)
+        same = row["machine"] is machine and all(row[k] == first[k] for k in place)
         less = row["reductions"][0]["reduction_percent"]
         if same and less is not None:
             said.append(f"{_less(less)} with {row['noise']}")
@@ -154,20 +157,20 @@ def _tables(
     tables = [
         ReportTable(
             title="Costs",
-            columns=("n", "l", "noise", "processor", "unit", *titles.values(), *against),
+            columns=("n", "l", "noise", "processor", *titles.values(), *against),
             rows=[
                 (
                     row["n"],
                     row["l"],
                     row["noise"],
                     row["machine"].title,
-                    row["machine"].unit,
                     *(cost["cost"] for cost in row["costs"]),
                     *(r["reduction_percent"] for r in row["reductions"]),
                 )
                 for row in rows
             ],
-            note=f"Saved against {question.baseline.title}; negative where it costs more.",
+            note=f"Saved against {question.baseline.title}; negative where it costs more. "
+            f"Units: {_units(question)}.",
         ),
         _epsilon_table(question, rows),
     ]
@@ -237,6 +240,10 @@ def _tables(
                 ReportTable(title=title, columns=table.columns, rows=table.rows, note=table.note)
             )
     return tables
+
+
+def _units(question: ComparisonSpec) -> str:
+    return ", ".join(f"{machine.unit} on {machine.title}" for machine in question.machines)
 
 
 def _epsilon_table(question: ComparisonSpec, rows: list[dict[str, Any]]) -> ReportTable:

@@ -237,6 +237,16 @@ def test_scales_of_records_are_counted_where_nothing_is_left_out() -> None:
     assert sgd["scaling of the noise"] == Counts(DIV=14, MUL=14)
 
 
+def test_a_processor_without_a_price_of_random_words_says_so() -> None:
+    report = compare.report(processors=["cmos45"])
+    assert "has no price for random words" in report.summary
+    assert "As noise becomes real" not in report.summary
+    table = next(t for t in report.tables if t.title.startswith("Price of a noisy number"))
+    assert list(table.rows[0]).count("no price") == 3
+    figure = next(f for f in report.figures if f.name == "noise-price")
+    assert "CMOS at 45 nm" not in [series.label for series in figure.series]
+
+
 def test_wrong_sources_are_refused() -> None:
     for names, text in (
         (["spof", "dpsgd-da"], "noise: expected different names"),

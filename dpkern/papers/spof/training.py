@@ -311,7 +311,8 @@ def _operations() -> ComparisonRow:
         quantity="operations saved, %",
         published=OPERATIONS_SAVED,
         ours=100 * (1 - ours / theirs),
-        note="S14: dpkern cost compare shows what the count leaves out",
+        note="S14: dpkern cost compare shows what the count leaves out; it presumes a table of "
+        "samples that protects nothing, and with noise that is drawn SPOF costs more",
     )
 
 
