@@ -56,7 +56,7 @@ class Flat:
             self.sites.append(site)
         self.keys = {site.facts.key for site in self.sites}
         self.releases = Releases(slots)
-        """What the sums are released by."""
+        """The release maps of the sums."""
         self._parts = parts_of([part for site in self.sites for part in site.parts])
         self._joined = [part for part in self._parts if isinstance(part, JoinedPart)]
         for part in self._parts:
