@@ -1,10 +1,12 @@
 // Norms of whitened coordinates, from the retained bins of both operands and without a coordinate
 // in memory.
 //
-// For every channel pair, y_r = sum_k c(r, k) Re Z(k) + s(r, k) Im Z(k) with Z = conj(D) X. The
-// channels of one operand are the lanes, those of the other are broadcast: whichever needs fewer
-// products. A chunk of bins is added up by itself before it joins the sum of all, so rounding grows
-// with the chunk's length and not with the number of bins. docs/spectral.md proves the bound.
+// For every channel pair, y_r = sum_k c(r, k) Re Z(k) + s(r, k) Im Z(k) with Z = turn conj(D) X.
+// Where the matrix allows it the coordinates are even or odd about the kernel's centre: the first
+// take Re Z alone, the others Im Z. The channels of one operand are the lanes, those of the other
+// are broadcast: whichever needs fewer products. A chunk of bins is added up by itself before it
+// joins the sum of all, so rounding grows with the chunk's length and not with the number of bins.
+// docs/spectral.md proves the bound.
 
 #include <algorithm>
 #include <cmath>
@@ -32,31 +34,41 @@ struct Powers {
   double g_most = 0;
 };
 
-// c and s as the loops read them: [chunk][tile of coordinates][bin][coordinate][2].
+// Coefficients [rows, K] as the loops read them: [chunk][tile of coordinates][bin][coordinate].
 template <class F>
-std::vector<F> in_order(const SpectralWhitened<F>& call, F sign) {
-  std::vector<F> table;
-  table.reserve(static_cast<std::size_t>(call.R * 2 * call.K));
-  for (std::int64_t first = 0; first < call.K; first += kChunk) {
-    const std::int64_t end = std::min(call.K, first + kChunk);
-    for (std::int64_t r = 0; r < call.R; r += kTogether) {
-      for (std::int64_t k = first; k < end; ++k) {
-        for (std::int64_t i = r; i < std::min(call.R, r + kTogether); ++i) {
-          const double* const at = call.matrix + (i * call.K + k) * 2;
-          table.push_back(static_cast<F>(at[0]));
-          table.push_back(sign * static_cast<F>(at[1]));
+struct Table {
+  std::vector<F> entries;
+  std::int64_t rows, K;
+
+  Table(const double* from, std::int64_t count, std::int64_t bins, F sign) : rows(count), K(bins) {
+    entries.reserve(static_cast<std::size_t>(rows * K));
+    for (std::int64_t first = 0; first < K; first += kChunk) {
+      const std::int64_t end = std::min(K, first + kChunk);
+      for (std::int64_t r = 0; r < rows; r += kTogether) {
+        for (std::int64_t k = first; k < end; ++k) {
+          for (std::int64_t i = r; i < std::min(rows, r + kTogether); ++i) {
+            entries.push_back(sign * static_cast<F>(from[i * K + k]));
+          }
         }
       }
     }
   }
-  return table;
-}
+};
+
+// Coefficients of Re Z and of Im Z, whose coordinates begin at `odd_from`.
+template <class F>
+struct Tables {
+  Table<F> even, odd;
+  std::int64_t odd_from;
+  std::int64_t rows() const { return std::max(even.rows, odd_from + odd.rows); }
+};
 
 // One operand's bins [K, B, 2, channels], of which a group has `used` channels from `first` on.
 template <class F>
 struct Bins {
   const F* data;
   std::int64_t samples, channels, first, used;
+  const double* turns;  // [K, 2]: what each bin is multiplied by, or nullptr
 };
 
 template <class F, int kBytes>
@@ -67,7 +79,15 @@ struct Whitened {
   using V = Vector<F, kLanes>;
   using D = Vector<double, kWide>;
 
-  // One sample's bins as [panel of kLanes channels][K][2][kLanes], zeros behind the last channel.
+  static DPK_INLINE void copy(const F* from, std::int64_t count, F* to) {
+    if (count == kLanes) {
+      *reinterpret_cast<V*>(to) = load<V>(from);
+    } else {
+      for (std::int64_t c = 0; c < count; ++c) to[c] = from[c];
+    }
+  }
+  // One sample's bins as [panel of kLanes channels][K][2][kLanes]. Lanes behind the last channel
+  // keep their zeros.
   static DPK_INLINE void pack(const Bins<F>& bins, std::int64_t K, std::int64_t sample, F* to) {
     for (std::int64_t first = 0; first < bins.used; first += kLanes) {
       const std::int64_t count = std::min<std::int64_t>(kLanes, bins.used - first);
@@ -75,21 +95,32 @@ struct Whitened {
         const F* const from =
             bins.data + (k * bins.samples + sample) * 2 * bins.channels + bins.first + first;
         for (int part = 0; part < 2; ++part, to += kLanes) {
-          if (count == kLanes) {
-            ghost::pack_row(from + part * bins.channels, kLanes, kLanes, F{1}, to);
-          } else {
-            ghost::pack_row(from + part * bins.channels, count, kLanes, F{1}, to);
-          }
+          copy(from + part * bins.channels, count, to);
         }
+        if (bins.turns == nullptr) continue;
+        const F c = static_cast<F>(bins.turns[2 * k]), s = static_cast<F>(bins.turns[2 * k + 1]);
+        V* const bin = reinterpret_cast<V*>(to) - 2;
+        const V re = bin[0], im = bin[1];
+        bin[0] = c * re - s * im;
+        bin[1] = c * im + s * re;
       }
     }
   }
   // The sum over channels of a bin's powers.
-  static DPK_INLINE double power(const F* packed, std::int64_t panels, std::int64_t K,
+  static DPK_INLINE double power(const F* packed, std::int64_t channels, std::int64_t K,
                                  std::int64_t k) {
+    packed += 2 * k * kLanes;
+    if (channels <= 4) {
+      F sum = 0;
+      for (std::int64_t c = 0; c < channels; ++c) {
+        const F re = packed[c], im = packed[kLanes + c];
+        sum += re * re + im * im;
+      }
+      return static_cast<double>(sum);
+    }
     V sum{};
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
-      const V* const at = reinterpret_cast<const V*>(packed) + (panel * K + k) * 2;
+    for (std::int64_t c = 0; c < channels; c += kLanes, packed += 2 * K * kLanes) {
+      const V* const at = reinterpret_cast<const V*>(packed);
       sum += at[0] * at[0];
       sum += at[1] * at[1];
     }
@@ -113,39 +144,28 @@ struct Whitened {
       }
     }
   }
-  // y[j][i] += sum over a chunk's bins of c Re Z + s Im Z.
+  // y[j][i] += sum over a chunk's bins of coefficients times one part of Z.
   template <int kSize, int kCount>
   static DPK_INLINE void add(const F* table, const V* z, std::int64_t bins, V* y) {
-    // One row has too few sums to hide the latency of FMA: real and imaginary parts stay apart.
-    constexpr int kParts = kCount == 1 ? 2 : 1;
-    V sums[kSize][kCount][kParts];
+    V sums[kSize][kCount];
 #pragma GCC unroll 8
     for (int j = 0; j < kSize; ++j) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) {
-#pragma GCC unroll 2
-        for (int part = 0; part < kParts; ++part) sums[j][i][part] = V{};
-      }
+      for (int i = 0; i < kCount; ++i) sums[j][i] = V{};
     }
     for (std::int64_t k = 0; k < bins; ++k) {
       const V* const at = z + 2 * k * kCount;
 #pragma GCC unroll 8
       for (int j = 0; j < kSize; ++j) {
-        const F c = table[2 * (k * kSize + j)], s = table[2 * (k * kSize + j) + 1];
+        const F c = table[k * kSize + j];
 #pragma GCC unroll 4
-        for (int i = 0; i < kCount; ++i) {
-          sums[j][i][0] += c * at[2 * i];
-          sums[j][i][kParts - 1] += s * at[2 * i + 1];
-        }
+        for (int i = 0; i < kCount; ++i) sums[j][i] += c * at[2 * i];
       }
     }
 #pragma GCC unroll 8
     for (int j = 0; j < kSize; ++j) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) {
-        if constexpr (kParts == 2) sums[j][i][0] += sums[j][i][1];
-        y[j * kCount + i] += sums[j][i][0];
-      }
+      for (int i = 0; i < kCount; ++i) y[j * kCount + i] += sums[j][i];
     }
   }
   template <int kCount>
@@ -164,48 +184,59 @@ struct Whitened {
         return add<5, kCount>(table, z, bins, y);
     }
   }
+  template <int kCount>
+  static DPK_INLINE const F* add_all(const F* table, std::int64_t rows, const V* z,
+                                     std::int64_t bins, V* y) {
+    for (std::int64_t r = 0; r < rows; r += kTogether) {
+      const std::int64_t size = std::min(kTogether, rows - r);
+      add_tile<kCount>(size, table, z, bins, y + r * kCount);
+      table += bins * size;
+    }
+    return table;
+  }
   // The squares of all coordinates of kCount rows with one panel of lanes.
   template <int kCount>
-  static DPK_INLINE D squares(const F* table, const F* lanes, const F* rows, std::int64_t K,
-                              std::int64_t R, V* z, V* y) {
-    for (std::int64_t i = 0; i < R * kCount; ++i) y[i] = V{};
+  static DPK_INLINE D squares(const Tables<F>& tables, const F* lanes, const F* rows, V* z, V* y) {
+    const F *even = tables.even.entries.data(), *odd = tables.odd.entries.data();
+    const std::int64_t K = tables.even.K, count = tables.rows() * kCount;
+    for (std::int64_t i = 0; i < count; ++i) y[i] = V{};
     for (std::int64_t first = 0; first < K; first += kChunk) {
       const std::int64_t bins = std::min(kChunk, K - first);
       multiply<kCount>(lanes + 2 * first * kLanes, rows + 2 * first * kLanes, bins, z);
-      for (std::int64_t r = 0; r < R; r += kTogether) {
-        const std::int64_t size = std::min(kTogether, R - r);
-        add_tile<kCount>(size, table, z, bins, y + r * kCount);
-        table += 2 * bins * size;
-      }
+      even = add_all<kCount>(even, tables.even.rows, z, bins, y);
+      odd = add_all<kCount>(odd, tables.odd.rows, z + 1, bins, y + tables.odd_from * kCount);
     }
-    D sum{};
-    for (std::int64_t i = 0; i < R * kCount; ++i) {
-      for (int part = 0; part < kLanes / kWide; ++part) {
+    constexpr int kParts = kLanes / kWide;
+    D sums[kParts] = {};
+    for (std::int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
         const auto narrow = load<Vector<F, kWide>>(reinterpret_cast<const F*>(y + i) + part * kWide);
         const D wide = __builtin_convertvector(narrow, D);
-        sum += wide * wide;
+        sums[part] += wide * wide;
       }
     }
-    return sum;
+    for (int part = 1; part < kParts; ++part) sums[0] += sums[part];
+    return sums[0];
   }
   // One group of one sample, both operands packed.
-  static DPK_INLINE double all_squares(const F* table, const F* lanes, std::int64_t lane_count,
-                                       const F* rows, std::int64_t row_count, std::int64_t K,
-                                       std::int64_t R, V* z, V* y) {
-    const std::int64_t panel = 2 * K * kLanes;
+  static DPK_INLINE double all_squares(const Tables<F>& tables, const F* lanes,
+                                       std::int64_t lane_count, const F* rows,
+                                       std::int64_t row_count, V* z, V* y) {
+    const std::int64_t panel = 2 * tables.even.K * kLanes;
     D sum{};
     for (std::int64_t lane = 0; lane < lane_count; lane += kLanes, lanes += panel) {
       for (std::int64_t row = 0; row < row_count;) {
         const F* const at = rows + row / kLanes * panel + row % kLanes;
         const std::int64_t left = std::min(row_count, row / kLanes * kLanes + kLanes) - row;
         if (left >= kRows) {
-          sum += squares<kRows>(table, lanes, at, K, R, z, y);
+          sum += squares<kRows>(tables, lanes, at, z, y);
           row += kRows;
         } else if (left >= 2) {
-          sum += squares<2>(table, lanes, at, K, R, z, y);
+          sum += squares<2>(tables, lanes, at, z, y);
           row += 2;
         } else {
-          sum += squares<1>(table, lanes, at, K, R, z, y);
+          sum += squares<1>(tables, lanes, at, z, y);
           row += 1;
         }
       }
@@ -220,6 +251,10 @@ double square_of_maps(const F* from, std::int64_t channels, std::int64_t height,
                       std::int64_t rows, std::int64_t columns) {
   double total = 0;
   versioned([&]() DPK_INLINE {
+    if (rows == height && columns == width) {
+      total = ghost::square_of(from, channels * height * width);
+      return;
+    }
     for (std::int64_t c = 0; c < channels; ++c) {
       for (std::int64_t y = 0; y < rows; ++y) {
         total += ghost::square_of(from + (c * height + y) * width, columns);
@@ -247,7 +282,7 @@ double from_above(const SpectralWhitened<F>& call, double square, const Powers& 
     // What underflows in products and sums.
     const double pairs = static_cast<double>(call.C * call.O);
     const double lost = kNarrow ? 8 * static_cast<double>(call.K) *
-                                      std::sqrt(static_cast<double>(call.R) * pairs) * 0x1p-125
+                                      std::sqrt(static_cast<double>(call.E + call.N) * pairs) * 0x1p-125
                                 : 0;
     norm = std::sqrt(square) + call.stretch * bins +
            call.product_error * kSums * std::sqrt(powers.kept) + lost;
@@ -255,7 +290,7 @@ double from_above(const SpectralWhitened<F>& call, double square, const Powers& 
     norm = call.stretch * call.share * x_norm * g_norm;  // || y || <= stretch || R ||
   }
   // A sum of so many squares in double.
-  const double terms = static_cast<double>(call.R * (call.C / call.groups) * call.O);
+  const double terms = static_cast<double>((call.E + call.N) * (call.C / call.groups) * call.O);
   return norm * norm * (1 + (terms + 64) * 0x1p-52);
 }
 
@@ -269,20 +304,24 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
   const std::int64_t outs = call.O / call.groups, ins = call.C / call.groups;
   const auto panels = [&](std::int64_t n) { return (n + lanes - 1) / lanes; };
   const bool turned = outs * panels(ins) > ins * panels(outs);  // outputs are the lanes
-  const std::vector<F> table = in_order(call, turned ? F{-1} : F{1});
+  // Turned, Im Z has the other sign.
+  const Tables<F> tables{{call.even, call.E, K, F{1}},
+                         {call.odd, call.N, K, turned ? F{-1} : F{1}},
+                         call.odd_from};
   const std::int64_t x_size = panels(ins) * 2 * K * lanes, g_size = panels(outs) * 2 * K * lanes;
-  const std::int64_t z_size = 2 * kChunk * 4 * lanes, y_size = 4 * call.R * lanes;
+  const std::int64_t z_size = 2 * kChunk * 4 * lanes, y_size = 4 * tables.rows() * lanes;
   const std::int64_t blocks = (call.B + kSamples - 1) / kSamples;
   parallel_for(blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     F* const room = scratch<F, 4>(kSamples * (x_size + g_size) + z_size + y_size);
     F *const z = room + kSamples * (x_size + g_size), *const y = z + z_size;
+    std::fill(room, z, F{0});
     for (std::int64_t block = begin; block < end; ++block) {
       const std::int64_t first = block * kSamples, used = std::min(kSamples, call.B - first);
       double squares[kSamples] = {};
       Powers powers[kSamples];
       for (std::int64_t group = 0; group < call.groups; ++group) {
-        const Bins<F> x{call.x_bins, call.B, call.C, group * ins, ins};
-        const Bins<F> g{call.g_bins, call.B, call.O, group * outs, outs};
+        const Bins<F> x{call.x_bins, call.B, call.C, group * ins, ins, call.turns};
+        const Bins<F> g{call.g_bins, call.B, call.O, group * outs, outs, nullptr};
         versioned_by_width([&](auto width) DPK_INLINE {
           using Of = Whitened<F, width>;
           using V = typename Of::V;
@@ -294,14 +333,14 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
             const F *const xs = room + i * x_size, *const gs = room + kSamples * x_size + i * g_size;
             Powers& sums = powers[i];
             for (std::int64_t k = 0; k < K; ++k) {
-              const double of_x = Of::power(xs, panels(ins), K, k);
-              const double of_g = Of::power(gs, panels(outs), K, k);
+              const double of_x = Of::power(xs, ins, K, k);
+              const double of_g = Of::power(gs, outs, K, k);
               sums.kept += call.weights[k] * of_x * of_g;
               sums.x_most = std::max(sums.x_most, of_x);
               sums.g_most = std::max(sums.g_most, of_g);
             }
-            squares[i] += Of::all_squares(table.data(), turned ? gs : xs, turned ? outs : ins,
-                                          turned ? xs : gs, turned ? ins : outs, K, call.R,
+            squares[i] += Of::all_squares(tables, turned ? gs : xs, turned ? outs : ins,
+                                          turned ? xs : gs, turned ? ins : outs,
                                           reinterpret_cast<V*>(z), reinterpret_cast<V*>(y));
           }
         });

@@ -7,6 +7,7 @@ gradient itself. Sums stay in the parameter's shape; the step applies the maps.
     class            clipped norm                                        sum
     SpectrumNormed   ||R_b||, of the whole or the kept spectrum          of (filtered) gradients
     WhitenedNormed   ||gain signal F_b||, F_b the (filtered) gradient    of F_b
+    WhitenedBinsNormed  the same, from retained bins                     of F_b
     ScaledNormed     ||(grad_b - m) / s||                                of grad_b - m
     L1Normed         the L1 norm of grad_b                               of grad_b
     ReleaseNormed    the norm of any other release's coordinates         of grad_b
@@ -201,6 +202,16 @@ class SpectrumNormed(NormedGradients):
             return squares
         return spectral.conv_norm(x, g, band=band, **self._options)
 
+    def whitens_by_bins(self) -> bool:
+        """Whether retained bins are the cheaper way to the norm of whitened coordinates."""
+        x, g = operands(self.record.x, self.record.g)
+        band = self._band
+        return (
+            x.is_cpu
+            and band is not None
+            and spectral.norm_by_bins(x, g, band=band, **self._options)
+        )
+
     def _by_bins(self) -> bool:
         """Whether the transforms of the norm serve the sum too."""
         x, g = operands(self.record.x, self.record.g)
@@ -255,6 +266,25 @@ class SpectrumNormed(NormedGradients):
         rows = self.filtered().per_sample().double() * scale
         with phase(MAP):
             return self.release.forward(rows)
+
+
+@dataclass
+class WhitenedBinsNormed(SpectrumNormed):
+    """Gradients clipped by ``||gain signal F_b||``, made of the bins that their sum takes too.
+
+    No filtered gradient ``F_b`` is made.
+    """
+
+    matrix: Tensor = field(kw_only=True)
+
+    def squared_norms(self) -> Tensor:
+        assert isinstance(self.record, ConvolutionGradients)
+        assert self._band is not None
+        x, g = operands(self.record.x, self.record.g)
+        options = self.record.options
+        *bins, squares = spectral.whitened_bins(x, g, self.matrix, band=self._band, **options)
+        self._bins = bins[0], bins[1]
+        return squares * (self.release.gain**2 * (1 + 2.0**-50))
 
 
 @dataclass

@@ -15,6 +15,7 @@ from .clip_norms import (
     ReleaseNormed,
     ScaledNormed,
     SpectrumNormed,
+    WhitenedBinsNormed,
     WhitenedNormed,
 )
 from .per_sample_gradients import CirculantGradients, ConvolutionGradients, PerSampleGradients
@@ -109,6 +110,8 @@ def with_clip_norm(
         return whole
     if isinstance(record, CirculantGradients):
         return WhitenedNormed(record, release, matrix @ whole.filter(), behind=whole)
+    if whole.whitens_by_bins():
+        return WhitenedBinsNormed(record, release, matrix=matrix)
     filtered = whole.filtered()
     held = kept(filtered, written=True)
     return WhitenedNormed(held, release, matrix, behind=whole if held is filtered else None)

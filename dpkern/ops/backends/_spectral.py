@@ -136,7 +136,10 @@ def spectral_whitened(
     g: Float[Tensor, "B O Y X"],
     x_bins: Float[Tensor, "K B A C"],
     g_bins: Float[Tensor, "K B A O"],
-    matrix: Double[Tensor, "R K A"],
+    even: Double[Tensor, "E K"],
+    odd: Double[Tensor, "N K"],
+    odd_from: Index,
+    turns: Double[Tensor, "K A"],
     weights: Double[Tensor, "K"],
     stretch: float,
     product_error: float,
@@ -152,7 +155,8 @@ def spectral_whitened(
     Args:
         x, g: planes of inputs, and of output gradients.
         x_bins, g_bins: their retained bins.
-        matrix, weights, stretch, product_error, x_error, g_error, share: of a ``WhitenedPlan``.
+        even, odd, odd_from, turns, weights, stretch, product_error, x_error, g_error, share: of a
+            ``WhitenedPlan``.
         groups: of the convolution.
         rows, columns: how many of x outputs use.
     """
@@ -284,7 +288,10 @@ def _whitened_bins(
         planes(g),
         x_bins,
         g_bins,
-        made.matrix,
+        made.even,
+        made.odd,
+        made.odd_from,
+        made.turns,
         made.weights,
         made.stretch,
         made.product_error,

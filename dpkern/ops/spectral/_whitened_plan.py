@@ -1,11 +1,14 @@
 """Prepare norms of whitened coordinates that are made of retained bins: matrix and rounding errors.
 
-With the coordinates ``y = M F`` of the taps F of ``h * R``, and ``Z = conj(D^) X^``,
+With the coordinates ``y = M F`` of the taps F of ``h * R``, the kernel's centre c, and
+``Z = exp(2 pi i k.c / (P, Q)) conj(D^) X^``,
 
     y_r = sum_k Re(A(r, k) Z(k))
-    A(r, k) = sum_u M(r, u) w_k Gamma_k / PQ exp(2 pi i k.u / (P, Q))
+    A(r, k) = sum_u M(r, u) w_k Gamma_k / PQ exp(2 pi i k.(u - c) / (P, Q))
 
-so that neither the filter nor the taps are needed. The proof of the errors is in
+so that neither the filter nor the taps are needed. Only ``M^T M`` matters to the norm. Where it does
+not mix taps that are even about the centre with odd ones, M is replaced by rows that are even, whose
+A is real, and odd ones, whose A is imaginary: half the products. The proof of the errors is in
 ``docs/spectral.md``.
 """
 
@@ -26,9 +29,11 @@ from .bins import crop_matrix, kept_bins
 
 CHUNK = 16
 """Bins that the kernel adds up by themselves, ``kChunk`` in ``csrc/cpu/spectral_whitened.cpp``."""
-_SPARE = 6
-"""Roundings of a coordinate besides those of its sums: two of a product, one of a coefficient, one
-where real and imaginary parts meet, and two to spare."""
+_SPARE = 12
+"""Roundings of a coordinate besides those of its sums: two of a product, six of its turn to the
+centre, one of a coefficient, one where real and imaginary parts meet, and two to spare."""
+_MIXED = 2.0**-30
+"""Largest cosine between even and odd parts that counts as none; the norm is raised by it."""
 _STORED = 8
 """Roundings of a bin between the transform and where it is stored: the sum of its two parts, the
 turn to the map's corner, the conversion, and some to spare."""
@@ -39,7 +44,10 @@ class WhitenedPlan:
     """The tables that the kernel reads besides the operands.
 
     Attributes:
-        matrix: ``[r, K, 2]``, what Re Z and Im Z add to each coordinate.
+        even: ``[e, K]``, what Re Z adds to the first e coordinates.
+        odd: ``[o, K]``, what Im Z adds to o coordinates from ``odd_from`` on.
+        odd_from: e where the matrix has even and odd rows, else 0.
+        turns: ``[K, 2]``, real and imaginary part of ``exp(2 pi i k.c / (P, Q))``.
         weights: ``[K]``, Parseval's: ``sum w |Z|^2`` is the squared norm of ``h * R`` if all gains
             are 1.
         stretch: the largest ``|| y || / || R ||``.
@@ -48,7 +56,10 @@ class WhitenedPlan:
         share: ``sqrt(P' Q')`` of the grid of g.
     """
 
-    matrix: Tensor
+    even: Tensor
+    odd: Tensor
+    odd_from: int
+    turns: Tensor
     weights: Tensor
     stretch: float
     product_error: float
@@ -81,12 +92,48 @@ class Matrix:
         return found
 
 
-def coordinate_matrix(
+def halves(matrix: Array) -> tuple[Array, Array, float]:
+    """Return even and odd rows with the norms of the matrix, and the cosine that they ignore.
+
+    ``|| M F ||^2 <= (1 + cosine) (|| even F ||^2 + || odd F ||^2)``: M acts on F's even part as
+    ``Q1 even`` and on its odd part as ``Q2 odd``, with orthonormal columns, and the cosine is
+    ``|| Q1^T Q2 ||``.
+    """
+    taps = matrix.shape[1]
+    centre = taps // 2
+    unit = np.eye(taps)
+    sums = (unit[: taps - centre] + unit[::-1][: taps - centre]) / math.sqrt(2)
+    if taps % 2:
+        sums[-1] /= math.sqrt(2)
+    parts = [sums, (unit[:centre] - unit[::-1][:centre]) / math.sqrt(2)]
+    factors = [np.linalg.svd(matrix @ part.T, full_matrices=False) for part in parts]
+    rows, frames = [], []
+    for part, (u, s, vt) in zip(parts, factors, strict=True):
+        kept = s > 2.0**-45 * s.max(initial=0.0)
+        rows.append(s[kept, None] * vt[kept] @ part)
+        frames.append(u[:, kept])
+    overlap = frames[0].T @ frames[1]
+    cosine = float(np.linalg.norm(overlap, 2)) if overlap.size else 0.0
+    return rows[0], rows[1], cosine
+
+
+def _tables(
     matrix: Array, band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
-) -> Array:
-    """Return ``[r, K, 2]`` float64, from Re Z and Im Z at the retained bins to coordinates."""
-    parts = [matrix @ turn.numpy() for turn in crop_matrix(band, kernel, dilation)]
-    return np.stack(parts, 2)
+) -> tuple[Array, Array, int, Array, float]:
+    """Return the matrix of Re Z, that of Im Z, where its rows begin, the turns, and the cosine."""
+    cosines, sines = (turn.numpy() for turn in crop_matrix(band, kernel, dilation))
+    even, odd, cosine = halves(matrix)
+    if cosine > _MIXED:
+        still = np.stack([np.ones(cosines.shape[1]), np.zeros(cosines.shape[1])], 1)
+        return matrix @ cosines, matrix @ sines, 0, still, 0.0
+    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
+    centre = [t * (k - 1) / 2 for k, t in zip(kernel, dilation, strict=True)]
+    (height, width) = (1, *band.size)[-2:]
+    angle = 2 * np.pi * (ky * centre[0] / height + kx * centre[1] / width)
+    c, s = np.cos(angle), np.sin(angle)
+    # (a - i b) exp(-i angle), of which even rows keep the real part and odd ones the imaginary one.
+    real, imaginary = cosines * c - sines * s, sines * c + cosines * s
+    return even @ real, odd @ imaginary, len(even), np.stack([c, s], 1), cosine
 
 
 @lru_cache(maxsize=256)
@@ -101,8 +148,11 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
     """
     geometry = grid.layer.geometry
     kernel, dilation = ((1, *pair)[-2:] for pair in (geometry.kernel, geometry.dilation))
-    table = coordinate_matrix(matrix.array, band, kernel, dilation)
+    even, odd, odd_from, turns, cosine = _tables(matrix.array, band, kernel, dilation)
     weights = parseval(grid.size)[kept_bins(band)]
+    rows = max(len(even), odd_from + len(odd))
+    table = np.zeros((rows, len(weights), 2))
+    table[: len(even), :, 0], table[odd_from : odd_from + len(odd), :, 1] = even, odd
     # In units in which the retained bins of R have their norm.
     scaled = table / np.sqrt(weights.numpy())[None, :, None]
     stretch, sizes = (
@@ -110,17 +160,27 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
         _norm(np.hypot(*scaled.transpose(2, 0, 1))),
     )
     unit = torch.finfo(dtype).eps / 2
-    bins = table.shape[1]
-    roundings = 2 * CHUNK + -(-bins // CHUNK) + _SPARE
+    roundings = CHUNK + 2 * -(-len(weights) // CHUNK) + _SPARE
     product = roundings * unit / (1 - roundings * unit) * math.sqrt(2) * sizes
-    # The table itself, in float64: angles of so many turns, and sums over taps.
-    turns = sum(t * (k - 1) for k, t in zip(kernel, dilation, strict=True))
-    rounded = 2.0**-51 * (matrix.array.shape[1] + 12 + 4 * math.pi * turns)
-    rows = float(np.linalg.norm(np.abs(matrix.array).sum(1)) * half_gains(band).max())
-    product += rounded * rows * math.sqrt(float(weights.sum()))
+    # The tables themselves, in float64: angles of so many turns, and sums over taps.
+    most = sum(t * (k - 1) for k, t in zip(kernel, dilation, strict=True))
+    rounded = 2.0**-50 * (matrix.array.shape[1] + 12 + 4 * math.pi * most)
+    lengths = np.abs(matrix.array).sum(1)
+    product += (
+        rounded
+        * 2
+        * float(np.linalg.norm(lengths) * half_gains(band).max())
+        * math.sqrt(matrix.array.shape[1] * float(weights.sum()))
+    )
+    # Rows that are left out, and products of even and odd coordinates.
+    product += 2.0**-44 * _norm(matrix.array) * float(half_gains(band).max())
+    product += cosine * stretch
     x_error, g_error = _bin_errors(grid, dtype)
     return WhitenedPlan(
-        matrix=torch.from_numpy(table),
+        even=torch.from_numpy(np.ascontiguousarray(even)),
+        odd=torch.from_numpy(np.ascontiguousarray(odd)),
+        odd_from=odd_from,
+        turns=torch.from_numpy(turns),
         weights=weights,
         stretch=stretch,
         product_error=product * (1 + 2.0**-30),
@@ -147,4 +207,4 @@ def _bin_errors(grid: Grid, dtype: torch.dtype) -> tuple[float, float]:
     return (1 + x_error) * (1 + stored) - 1, (1 + g_error) * (1 + stored) - 1
 
 
-__all__ = ["Matrix", "WhitenedPlan", "coordinate_matrix", "whitened_plan"]
+__all__ = ["Matrix", "WhitenedPlan", "halves", "whitened_plan"]

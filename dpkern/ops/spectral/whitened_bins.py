@@ -98,13 +98,20 @@ def conv_parts(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return squared norms of the coordinates and of the kept map, and the largest powers."""
     device, batch = x_bins.device, x_bins.shape[1]
-    table, weights = plan.matrix.to(device), plan.weights.to(device)
+    even, odd, turns, weights = (
+        t.to(device) for t in (plan.even, plan.odd, plan.turns, plan.weights)
+    )
+    cosines, sines = turns.unbind(1)
+    first = plan.odd_from
+    count = max(len(even), first + len(odd))
     total, kept = x_bins.new_zeros(2, batch).unbind()
     most = x_bins.new_zeros(2, batch)
     for xs, gs in zip(x_bins.chunk(groups, 3), g_bins.chunk(groups, 3), strict=True):
         z = torch.einsum("kbpo,kbqc->bpqock", gs, xs)
         re, im = z[:, 0, 0] + z[:, 1, 1], z[:, 0, 1] - z[:, 1, 0]
-        rows = re @ table[:, :, 0].T + im @ table[:, :, 1].T
+        rows = re.new_zeros(*re.shape[:-1], count)
+        rows[..., : len(even)] = (cosines * re - sines * im) @ even.T
+        rows[..., first : first + len(odd)] += (cosines * im + sines * re) @ odd.T
         total = total + rows.flatten(1).square().sum(1)
         powers = [t.square().sum((2, 3)) for t in (xs, gs)]
         kept = kept + weights @ (powers[0] * powers[1])
