@@ -79,30 +79,42 @@ struct Whitened {
   using V = Vector<F, kLanes>;
   using D = Vector<double, kWide>;
 
-  static DPK_INLINE void copy(const F* from, std::int64_t count, F* to) {
-    if (count == kLanes) {
-      *reinterpret_cast<V*>(to) = load<V>(from);
-    } else {
-      for (std::int64_t c = 0; c < count; ++c) to[c] = from[c];
-    }
+  // (c + i s) (re + i im), the imaginary part `step` behind the real one.
+  template <class T>
+  static DPK_INLINE void turn(T re, T im, F c, F s, T* to, std::int64_t step) {
+    to[0] = c * re - s * im;
+    to[step] = c * im + s * re;
   }
-  // One sample's bins as [panel of kLanes channels][K][2][kLanes]. Lanes behind the last channel
-  // keep their zeros.
-  static DPK_INLINE void pack(const Bins<F>& bins, std::int64_t K, std::int64_t sample, F* to) {
-    for (std::int64_t first = 0; first < bins.used; first += kLanes) {
-      const std::int64_t count = std::min<std::int64_t>(kLanes, bins.used - first);
-      for (std::int64_t k = 0; k < K; ++k) {
-        const F* const from =
-            bins.data + (k * bins.samples + sample) * 2 * bins.channels + bins.first + first;
-        for (int part = 0; part < 2; ++part, to += kLanes) {
-          copy(from + part * bins.channels, count, to);
+  // Some samples' bins, each as [panel of kLanes channels][K][2][kLanes], `size` apart. Lanes behind
+  // the last channel keep their zeros. The bins of a sample are pages apart, so that the processor
+  // must be told which ones come next.
+  static DPK_INLINE void pack(const Bins<F>& bins, std::int64_t K, std::int64_t first_sample,
+                              std::int64_t used, std::int64_t size, F* to) {
+    constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(F)), kAhead = 8;
+    const std::int64_t row = 2 * bins.channels, step = bins.samples * row;
+    for (std::int64_t k = 0; k < K; ++k) {
+      const F* from = bins.data + k * step + first_sample * row;
+      if (k + kAhead < K) {
+        const F* const next = from + kAhead * step;
+        for (std::int64_t i = 0; i < used * row; i += kLine) __builtin_prefetch(next + i);
+      }
+      from += bins.first;
+      F c = 1, s = 0;
+      if (bins.turns != nullptr) {
+        c = static_cast<F>(bins.turns[2 * k]);
+        s = static_cast<F>(bins.turns[2 * k + 1]);
+      }
+      for (std::int64_t i = 0; i < used; ++i, from += row) {
+        F* at = to + i * size + 2 * k * kLanes;
+        for (std::int64_t first = 0; first < bins.used; first += kLanes, at += 2 * K * kLanes) {
+          const std::int64_t count = std::min<std::int64_t>(kLanes, bins.used - first);
+          const F *const re = from + first, *const im = re + bins.channels;
+          if (count == kLanes) {
+            turn(load<V>(re), load<V>(im), c, s, reinterpret_cast<V*>(at), 1);
+            continue;
+          }
+          for (std::int64_t i = 0; i < count; ++i) turn(re[i], im[i], c, s, at + i, kLanes);
         }
-        if (bins.turns == nullptr) continue;
-        const F c = static_cast<F>(bins.turns[2 * k]), s = static_cast<F>(bins.turns[2 * k + 1]);
-        V* const bin = reinterpret_cast<V*>(to) - 2;
-        const V re = bin[0], im = bin[1];
-        bin[0] = c * re - s * im;
-        bin[1] = c * im + s * re;
       }
     }
   }
@@ -325,10 +337,8 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
         versioned_by_width([&](auto width) DPK_INLINE {
           using Of = Whitened<F, width>;
           using V = typename Of::V;
-          for (std::int64_t i = 0; i < used; ++i) {
-            Of::pack(x, K, first + i, room + i * x_size);
-            Of::pack(g, K, first + i, room + kSamples * x_size + i * g_size);
-          }
+          Of::pack(x, K, first, used, x_size, room);
+          Of::pack(g, K, first, used, g_size, room + kSamples * x_size);
           for (std::int64_t i = 0; i < used; ++i) {
             const F *const xs = room + i * x_size, *const gs = room + kSamples * x_size + i * g_size;
             Powers& sums = powers[i];

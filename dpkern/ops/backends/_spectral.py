@@ -118,6 +118,29 @@ def spectral_norm(
 
 
 @compiled
+def spectral_bins(
+    x: Float[Tensor, "B C H W"],
+    lines: Int64[Tensor, "N"],
+    turns: Double[Tensor, "M"],
+    bin: Int64[Tensor, "K A"],
+    source: Int64[Tensor, "R"],
+    turn: Double[Tensor, "R U"],
+    count: Index,
+    wide: bool,
+    bins: Float[Tensor, "R B A C", written],
+) -> None:
+    """Write the retained bins of one operand, whose planes are ``x``.
+
+    Args:
+        x: planes.
+        lines, turns: of the operand's rows and columns, as in ``NormTables``.
+        bin, source, turn, count: its ``Retained`` bins.
+        wide: whether to compute in double.
+        bins: what was retained.
+    """
+
+
+@compiled
 def spectral_bins_sum(
     x_bins: Float[Tensor, "K B A C"],
     g_bins: Float[Tensor, "K B A O"],
@@ -281,7 +304,8 @@ def _conv_bins(
 def _whitened_bins(
     x: Tensor, g: Tensor, matrix: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_bins, g_bins, _squares = _conv_bins(x, g, band=band, plan=plan)
+    grid = Grid(plan, plan.size, None)
+    x_bins, g_bins = _bins(x, g, grid, band)
     made = plan_for(plan, matrix, band, x.dtype)
     squares = spectral_whitened(
         planes(x),
@@ -299,9 +323,23 @@ def _whitened_bins(
         made.g_error,
         made.share,
         plan.geometry.groups,
-        *Grid(plan, plan.size, None).rows,
+        *grid.rows,
     )
     return x_bins, g_bins, squares
+
+
+def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor]:
+    """Return the retained bins of both operands."""
+    if not reaches(grid):
+        return _conv_bins(x, g, band=band, plan=grid.layer)[:2]
+    made = plan_of(grid)
+    found = []
+    for maps, keep, line in zip((x, g), retained(grid, band), made.tables.sides, strict=True):
+        bins = maps.new_empty(len(keep.source), len(maps), 2, maps.shape[1])
+        tables = *line, keep.places, keep.source, keep.turn, keep.count
+        spectral_bins(planes(maps), *tables, made.wide, bins)
+        found.append(bins)
+    return found[0], found[1]
 
 
 @torch.no_grad()

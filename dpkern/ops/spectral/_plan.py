@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -120,6 +120,13 @@ class NormTables:
     errors: Tensor
     share: float
     skew: bool
+
+    @cached_property
+    def sides(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The lines of x with their cosines and sines, and those of g."""
+        first = 2 * int(self.lines[0] + self.lines[3])
+        x, g = self.lines.split(6)
+        return (x, self.turns[:first]), (g, self.turns[first:])
 
 
 @dataclass(frozen=True)
