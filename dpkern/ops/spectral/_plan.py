@@ -125,7 +125,7 @@ class NormTables:
     def sides(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The lines of x with their cosines and sines, and those of g."""
         first = 2 * int(self.lines[0] + self.lines[3])
-        x, g = self.lines.split(6)
+        x, g = self.lines[:6], self.lines[6:]
         return (x, self.turns[:first]), (g, self.turns[first:])
 
 

@@ -6,10 +6,10 @@ With the coordinates ``y = M F`` of the taps F of ``h * R``, the kernel's centre
     y_r = sum_k Re(A(r, k) Z(k))
     A(r, k) = sum_u M(r, u) w_k Gamma_k / PQ exp(2 pi i k.(u - c) / (P, Q))
 
-so that neither the filter nor the taps are needed. Only ``M^T M`` matters to the norm. Where it does
-not mix taps that are even about the centre with odd ones, M is replaced by rows that are even, whose
-A is real, and odd ones, whose A is imaginary: half the products. The proof of the errors is in
-``docs/spectral.md``.
+so that neither the filter nor the taps are needed. Only ``M^T M`` matters to the norm. Where it
+does not mix taps that are even about the centre with odd ones, M is replaced by rows that are even,
+whose A is real, and odd ones, whose A is imaginary: half the products. The proof of the errors is
+in ``docs/spectral.md``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ._band import Array, Band
 from ._plan import plan_of, reaches
+from ._sizes import Pair, _pair
 from ._spectra import Grid, half_gains, parseval, transform_error
 from .bins import crop_matrix, kept_bins
 
@@ -118,7 +119,7 @@ def halves(matrix: Array) -> tuple[Array, Array, float]:
 
 
 def _tables(
-    matrix: Array, band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
+    matrix: Array, band: Band, kernel: Pair, dilation: Pair
 ) -> tuple[Array, Array, int, Array, float]:
     """Return the matrix of Re Z, that of Im Z, where its rows begin, the turns, and the cosine."""
     cosines, sines = (turn.numpy() for turn in crop_matrix(band, kernel, dilation))
@@ -147,7 +148,7 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
         dtype: of the operands and of the arithmetic.
     """
     geometry = grid.layer.geometry
-    kernel, dilation = ((1, *pair)[-2:] for pair in (geometry.kernel, geometry.dilation))
+    kernel, dilation = (_pair(pair, 1) for pair in (geometry.kernel, geometry.dilation))
     even, odd, odd_from, turns, cosine = _tables(matrix.array, band, kernel, dilation)
     weights = parseval(grid.size)[kept_bins(band)]
     rows = max(len(even), odd_from + len(odd))
@@ -155,26 +156,19 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
     table[: len(even), :, 0], table[odd_from : odd_from + len(odd), :, 1] = even, odd
     # In units in which the retained bins of R have their norm.
     scaled = table / np.sqrt(weights.numpy())[None, :, None]
-    stretch, sizes = (
-        _norm(scaled.reshape(len(table), -1)),
-        _norm(np.hypot(*scaled.transpose(2, 0, 1))),
-    )
+    stretch = _norm(scaled.reshape(len(table), -1))
+    sizes = _norm(np.hypot(scaled[:, :, 0], scaled[:, :, 1]))
     unit = torch.finfo(dtype).eps / 2
     roundings = CHUNK + 2 * -(-len(weights) // CHUNK) + _SPARE
     product = roundings * unit / (1 - roundings * unit) * math.sqrt(2) * sizes
     # The tables themselves, in float64: angles of so many turns, and sums over taps.
+    taps, largest = matrix.array.shape[1], float(half_gains(band).max())
     most = sum(t * (k - 1) for k, t in zip(kernel, dilation, strict=True))
-    rounded = 2.0**-50 * (matrix.array.shape[1] + 12 + 4 * math.pi * most)
-    lengths = np.abs(matrix.array).sum(1)
-    product += (
-        rounded
-        * 2
-        * float(np.linalg.norm(lengths) * half_gains(band).max())
-        * math.sqrt(matrix.array.shape[1] * float(weights.sum()))
-    )
+    rounded = 2.0**-49 * (taps + 12 + 4 * math.pi * most)
+    lengths = float(np.linalg.norm(np.abs(matrix.array).sum(1)))
+    product += rounded * lengths * largest * math.sqrt(taps * float(weights.sum()))
     # Rows that are left out, and products of even and odd coordinates.
-    product += 2.0**-44 * _norm(matrix.array) * float(half_gains(band).max())
-    product += cosine * stretch
+    product += 2.0**-44 * _norm(matrix.array) * largest + cosine * stretch
     x_error, g_error = _bin_errors(grid, dtype)
     return WhitenedPlan(
         even=torch.from_numpy(np.ascontiguousarray(even)),

@@ -8,6 +8,7 @@ output position.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,11 +81,11 @@ def whitened_bins(
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout, size or band.
     """
-    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
     layer = ConvolutionGrid.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     plan = plan_for(layer, matrix, band, torch.float64)
     xs, gs = x.double(), g.double()
-    options = {**sizes, "dilation": dilation, "groups": groups}
+    options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+    options |= {"dilation": dilation, "groups": groups}
     x_bins, g_bins, _ = conv_bins.reference(xs, gs, **options, band=band)
     kept = conv_parts(x_bins, g_bins, plan, groups)
     x_norm, g_norm = (t.flatten(1).norm(dim=1) for t in (xs, gs))
