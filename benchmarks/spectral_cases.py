@@ -285,7 +285,8 @@ class Work:
     def whitened(self) -> Tensor:
         """Run Spectral-DP that clips the whitened crop, as the engine does."""
         case, geometry = self.case, self.case.geometry
-        if spectral.norm_by_bins(self.x, self.g, size=case.size, band=case.band, **geometry):
+        options = {"rank": len(self.signal), "size": case.size, "band": case.band}
+        if spectral.norm_by_bins(self.x, self.g, **options, **geometry):
             x_bins, g_bins, squares = spectral.whitened_bins(
                 self.x, self.g, self.signal, band=case.band, **geometry
             )

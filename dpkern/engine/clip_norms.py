@@ -202,14 +202,14 @@ class SpectrumNormed(NormedGradients):
             return squares
         return spectral.conv_norm(x, g, band=band, **self._options)
 
-    def whitens_by_bins(self) -> bool:
-        """Whether retained bins are the cheaper way to the norm of whitened coordinates."""
+    def whitens_by_bins(self, rank: int) -> bool:
+        """Whether retained bins are the cheaper way to so many coordinates of a channel pair."""
         x, g = operands(self.record.x, self.record.g)
         band = self._band
         return (
             x.is_cpu
             and band is not None
-            and spectral.norm_by_bins(x, g, band=band, **self._options)
+            and spectral.norm_by_bins(x, g, rank=rank, band=band, **self._options)
         )
 
     def _by_bins(self) -> bool:

@@ -110,7 +110,7 @@ def with_clip_norm(
         return whole
     if isinstance(record, CirculantGradients):
         return WhitenedNormed(record, release, matrix @ whole.filter(), behind=whole)
-    if whole.whitens_by_bins():
+    if whole.whitens_by_bins(len(matrix)):
         return WhitenedBinsNormed(record, release, matrix=matrix)
     filtered = whole.filtered()
     held = kept(filtered, written=True)

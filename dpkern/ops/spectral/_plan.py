@@ -258,7 +258,7 @@ def reaches(grid: Grid) -> bool:
     return max(grid.size) <= LONGEST and min(grid.rows) > 0
 
 
-def _products(grid: Grid) -> int:
+def transform_products(grid: Grid) -> int:
     """Return the products of one sample's transforms and powers."""
     total = 0
     geometry = grid.layer.geometry
@@ -278,7 +278,7 @@ def _wide(grid: Grid) -> bool:
         return True
     pairs = geometry.in_channels * geometry.out_channels // geometry.groups
     taps = math.prod(geometry.kernel) * geometry.positions
-    return pairs * taps > _CHEAP * _products(grid)
+    return pairs * taps > _CHEAP * transform_products(grid)
 
 
 @dataclass(frozen=True)
@@ -339,4 +339,5 @@ __all__ = [
     "plan_of",
     "reaches",
     "retained",
+    "transform_products",
 ]
