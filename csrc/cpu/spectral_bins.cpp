@@ -59,10 +59,14 @@ void keep_bins(const Maps<F>& maps, Kept keep, int threads) {
 template <class F, class T>
 void run(const SpectralBins<T>& call, int threads) {
   const double* const columns = call.turns + 2 * call.lines[0];
-  const Maps<F> maps{call.x, sizeof(T) == 4,
-                     call.B, call.C,
-                     call.H, call.W,
-                     Line<F>(call.lines, call.turns), Line<F>(call.lines + 3, columns)};
+  const Maps<F> maps{call.x,
+                     sizeof(T) == 4,
+                     call.B,
+                     call.C,
+                     call.H,
+                     call.W,
+                     Line<F>(call.lines, call.turns),
+                     Line<F>(call.lines + 3, columns)};
   keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, threads);
 }
 

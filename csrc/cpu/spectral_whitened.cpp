@@ -23,9 +23,9 @@ using ghost::load;
 using ghost::round_up;
 using ghost::scratch;
 
-constexpr std::int64_t kChunk = 16;   // bins; `_whitened_plan.py` knows it
+constexpr std::int64_t kChunk = 16;    // bins; `_whitened_plan.py` knows it
 constexpr std::int64_t kTogether = 5;  // coordinates whose sums stay in registers, for each row
-constexpr std::int64_t kSamples = 4;  // samples that are packed together, a few lines of each bin
+constexpr std::int64_t kSamples = 4;   // samples that are packed together, a few lines of each bin
 
 // What the bins of one sample and group say about the rounding.
 struct Powers {
@@ -85,9 +85,9 @@ struct Whitened {
     to[0] = c * re - s * im;
     to[step] = c * im + s * re;
   }
-  // Some samples' bins, each as [panel of kLanes channels][K][2][kLanes], `size` apart. Lanes behind
-  // the last channel keep their zeros. The bins of a sample are pages apart, so that the processor
-  // must be told which ones come next.
+  // Some samples' bins, each as [panel of kLanes channels][K][2][kLanes], `size` apart. Lanes
+  // behind the last channel keep their zeros. The bins of a sample are pages apart, so that the
+  // processor must be told which ones come next.
   static DPK_INLINE void pack(const Bins<F>& bins, std::int64_t K, std::int64_t first_sample,
                               std::int64_t used, std::int64_t size, F* to) {
     constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(F)), kAhead = 8;
@@ -223,7 +223,8 @@ struct Whitened {
     for (std::int64_t i = 0; i < count; ++i) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        const auto narrow = load<Vector<F, kWide>>(reinterpret_cast<const F*>(y + i) + part * kWide);
+        const auto narrow =
+            load<Vector<F, kWide>>(reinterpret_cast<const F*>(y + i) + part * kWide);
         const D wide = __builtin_convertvector(narrow, D);
         sums[part] += wide * wide;
       }
@@ -288,18 +289,19 @@ double from_above(const SpectralWhitened<F>& call, double square, const Powers& 
   double norm = 0;
   if (in_range) {
     const double bins =
-        kSums * (call.g_error * g_norm * std::sqrt(powers.x_most) +
-                 call.x_error * x_norm *
-                     (std::sqrt(powers.g_most) + call.share * call.g_error * g_norm));
+        kSums *
+        (call.g_error * g_norm * std::sqrt(powers.x_most) +
+         call.x_error * x_norm * (std::sqrt(powers.g_most) + call.share * call.g_error * g_norm));
     // What underflows in products and sums.
     const double pairs = static_cast<double>(call.C * call.O);
-    const double lost = kNarrow ? 8 * static_cast<double>(call.K) *
-                                      std::sqrt(static_cast<double>(call.E + call.N) * pairs) * 0x1p-125
-                                : 0;
+    const double lost = kNarrow
+                            ? 8 * static_cast<double>(call.K) *
+                                  std::sqrt(static_cast<double>(call.E + call.N) * pairs) * 0x1p-125
+                            : 0;
     norm = std::sqrt(square) + call.stretch * bins +
            call.product_error * kSums * std::sqrt(powers.kept) + lost;
   } else {
-    norm = call.stretch * call.share * x_norm * g_norm;  // || y || <= stretch || R ||
+    norm = kSums * call.stretch * call.share * x_norm * g_norm;  // || y || <= stretch || R ||
   }
   // A sum of so many squares in double.
   const double terms = static_cast<double>((call.E + call.N) * (call.C / call.groups) * call.O);
@@ -317,9 +319,8 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
   const auto panels = [&](std::int64_t n) { return (n + lanes - 1) / lanes; };
   const bool turned = outs * panels(ins) > ins * panels(outs);  // outputs are the lanes
   // Turned, Im Z has the other sign.
-  const Tables<F> tables{{call.even, call.E, K, F{1}},
-                         {call.odd, call.N, K, turned ? F{-1} : F{1}},
-                         call.odd_from};
+  const Tables<F> tables{
+      {call.even, call.E, K, F{1}}, {call.odd, call.N, K, turned ? F{-1} : F{1}}, call.odd_from};
   const std::int64_t x_size = panels(ins) * 2 * K * lanes, g_size = panels(outs) * 2 * K * lanes;
   const std::int64_t z_size = 2 * kChunk * 4 * lanes, y_size = 4 * tables.rows() * lanes;
   const std::int64_t blocks = (call.B + kSamples - 1) / kSamples;
@@ -340,7 +341,8 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
           Of::pack(x, K, first, used, x_size, room);
           Of::pack(g, K, first, used, g_size, room + kSamples * x_size);
           for (std::int64_t i = 0; i < used; ++i) {
-            const F *const xs = room + i * x_size, *const gs = room + kSamples * x_size + i * g_size;
+            const F *const xs = room + i * x_size, *const gs =
+                                                       room + kSamples * x_size + i * g_size;
             Powers& sums = powers[i];
             for (std::int64_t k = 0; k < K; ++k) {
               const double of_x = Of::power(xs, ins, K, k);
@@ -359,9 +361,8 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
         const std::int64_t b = first + i;
         const double x_square = square_of_maps(call.x + b * call.C * call.H * call.W, call.C,
                                                call.H, call.W, call.rows, call.columns);
-        const double g_square =
-            square_of_maps(call.g + b * call.O * call.Y * call.X, call.O, call.Y, call.X, call.Y,
-                           call.X);
+        const double g_square = square_of_maps(call.g + b * call.O * call.Y * call.X, call.O,
+                                               call.Y, call.X, call.Y, call.X);
         call.squares[b] = from_above(call, squares[i], powers[i], x_square, g_square);
       }
     }
