@@ -34,7 +34,7 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/ba
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check-all emulated oldest-triton wrappers bench evidence lint \
+.PHONY: help demo test test-slow check-all emulated oldest-triton docs wrappers bench evidence lint \
 	types sanitize screenshot clean
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make check-all everything that must pass before a change is merged: .ci/run"
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
+	@echo "make docs      the site, in build/site"
 	@echo "make wrappers  loops of Accelerate, Lightning and Transformers, which it installs"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
@@ -73,6 +74,11 @@ test-slow: $(VENV)/.dev emulated oldest-triton
 
 check-all:
 	.ci/run
+
+docs: export NO_MKDOCS_2_WARNING = 1
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"
@@ -110,7 +116,7 @@ screenshot: $(VENV)/.dev
 
 clean:
 	rm -rf build dist *.egg-info dpkern/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f $(VENV)/.demo $(VENV)/.dev $(VENV)/.wrappers
+	rm -f $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.wrappers
 	find dpkern tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # environment
@@ -140,6 +146,10 @@ $(VENV)/.demo: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 	$(call install,demo$(comma)dev,$(DPKERN_WERROR))
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.docs: $(VENV)/.dev pyproject.toml constraints.txt
+	$(INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.wrappers: $(VENV)/.dev pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation --editable '.[wrappers]'

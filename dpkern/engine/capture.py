@@ -21,13 +21,14 @@ from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
 from .module_parameters import ModuleParameters, no_gradient
+from .nodes_between import nodes_between
 from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
 from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
-from .row_owners import owners_of
+from .row_owners import GatheredRows
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -151,8 +152,9 @@ class Capture:
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
         self._inconclusive: set[tuple[Any, ...]] = set()
-        self._gathers: dict[tuple[Any, ...], bool] = {}
-        """Whether a use has operands whose rows were gathered, by operation, names and shape."""
+        self._ways: set[tuple[Any, int]] = set()
+        """Uses that a probe has seen, with the number of operations in front of them."""
+        self._gathered = GatheredRows()
         self._apart: set[CapturedOp] = set()
         """Uses of the current samples that a probe has seen, also at sites with others that it has
         not, such as the last of a loop, behind which nothing follows."""
@@ -282,7 +284,8 @@ class Capture:
     def look_again(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
         self._verified.clear()
-        self._gathers.clear()
+        self._ways.clear()
+        self._gathered.forget()
         self._watch_input = True
         self.graphs.forget()
 
@@ -342,11 +345,11 @@ class Capture:
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
         folded = _fold(rows, batch)
-        owners = self._owners(operation, targets, x, folded)
+        names = ", ".join(t.source.name for t in targets if t is not None)
+        owners = self._gathered.owners(operation, names, x, batch, self._ticket)
         if owners is not None:
             operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:
-            names = ", ".join(t.source.name for t in targets if t is not None)
             raise UnsupportedModule(
                 f"{names} in {operation}",
                 expected=f"an input whose first dimension is the batch of {batch} samples",
@@ -360,57 +363,26 @@ class Capture:
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
         self.recorded = True
+        again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
+        nodes = 0 if again else nodes_between.take()
         use = CapturedOp(
             *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
-            *(self.padded, rows, owners),
+            *(self.padded, rows, nodes, owners),
         )
         if self.unscaled and _in_half(x):
             self.has_half = True
-        if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
+        if not again:
             self.budget.activations += x.nbytes
             for target in targets:
                 if target is not None:
                     target.source.uses += 1
-        if site not in self._verified:
+        if site not in self._verified or not (again or (site, nodes) in self._ways):
             self._fresh.append(use)
         if self.on_use is not None:
             self.on_use(use, x)
         self.program.note(use, x)
         self.graphs.heard(use)
         return use
-
-    def _owners(
-        self,
-        operation: str,
-        targets: Sequence[GradientTarget | None],
-        x: Tensor,
-        folded: int | None,
-    ) -> Tensor | None:
-        """Return the sample of each row if rows were gathered inside the module, else None.
-
-        Raises:
-            UnsupportedModule: the graph said so before, and cannot be followed now.
-
-        The graph is followed where rows cannot be shared out, at a layer's first uses, and ever
-        after where it said so before.
-        """
-        if x.grad_fn is None or not self.batch:
-            return None
-        key = (operation, tuple(t.source.name for t in targets if t is not None), x.dim())
-        known = self._gathers.get(key)
-        if known is False and folded is not None:
-            return None
-        found = owners_of(x, self.batch, self._ticket)
-        gathered = found is not None and found[1]
-        self._gathers[key] = bool(known) or gathered
-        if known and found is None:
-            raise UnsupportedModule(
-                f"{', '.join(key[1])} in {operation}",
-                expected="rows that can be followed to their samples, as in earlier passes",
-                got="rows that were gathered in another way",
-                remedy="Pick the rows of a batch by indexing, and nothing else, inside the module.",
-            )
-        return found[0] if found is not None and gathered else None
 
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""
@@ -589,6 +561,7 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
+            self._ways |= {(use.site, use.nodes) for use in fresh}
             self._apart |= probe.seen_uses
             self._inconclusive = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
@@ -616,6 +589,7 @@ class Capture:
         if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
             changed = args, kwargs = self.row_padding.enter(args, kwargs)
         self.guard.before(args, kwargs)
+        nodes_between.begin()  # after the passes of a probe
         return changed
 
     def _before_forward(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..base.errors import UnsupportedModule
+from .heard import Heard
 from .parameter import tensors_in
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class Probe:
         self.findings: dict[Site, str] = {}
         self._reach: dict[Any, Tensor] | None = None
         """The samples that reach each dull use, while all are sent backward at once."""
-        self._heard: list[tuple[CapturedOp, Tensor, Tensor]] | None = None
-        """Sums and sums of squares over each sample's rows, while two passes are compared."""
+        self._heard: Heard | None = None
+        """The numbers of each use, while two passes are compared."""
         self._told: set[Any] = set()
         self._seen: set[Site] = set()
         self._inconclusive: set[Site] = set()
@@ -109,8 +110,7 @@ class Probe:
         each = g if use.owners is None else use.per_batch(g)
         rows = each.reshape(self.batch, -1)
         if self._heard is not None:
-            wide = rows.double()
-            self._heard.append((use, wide.sum(1), wide.square().sum(1)))
+            self._heard.note(use, rows)
             return
         if self._reach is not None:
             self._note_reach(use, rows)
@@ -174,13 +174,13 @@ class Probe:
         changed = torch.arange(self.batch) < self.batch // 2
         heard = []
         for scale in (1.0, -3.0):
-            self._heard = []
+            self._heard = Heard()
             loss = torch.stack([self._weighted(t, changed, scale) for t in whole]).sum()
             self._backward(loss, anchor)
             heard.append(self._heard)
         self._heard = None
-        for (use, *one), (again, *two) in zip(*heard, strict=False):
-            kept = ~changed.to(one[0].device)
+        for (use, one), (again, two) in zip(*heard, strict=False):
+            kept = ~changed.to(one.device)
             for a, b in zip(one, two, strict=True):
                 off = (a - b)[kept].nan_to_num().abs().max()
                 if use is again and bool(off > 1e-4 * a[kept].nan_to_num().abs().max()):

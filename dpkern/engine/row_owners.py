@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..base.errors import UnsupportedModule
+
 if TYPE_CHECKING:
     from .uses import CapturedOp
 
@@ -31,6 +33,48 @@ _SAME_ROWS = frozenset(
 _RESHAPING = frozenset("View UnsafeView ReshapeAlias".split())
 
 
+class GatheredRows:
+    """The uses whose operands had gathered rows, as earlier passes have shown."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], bool] = {}
+
+    def forget(self) -> None:
+        """Follow the graph of every use again, because modules or hooks have changed."""
+        self._known.clear()
+
+    def owners(
+        self, operation: str, names: str, x: Tensor, batch: int, batch_id: int
+    ) -> Tensor | None:
+        """Return the sample of each row if rows were gathered inside the module, else None.
+
+        The graph is followed at each use: a module may sort some batches and leave others.
+
+        Args:
+            operation, names: of the use, and of its parameters.
+            x: its operand.
+            batch, batch_id: number of samples, and which samples these are.
+
+        Raises:
+            UnsupportedModule: the graph said so before, and cannot be followed now.
+        """
+        if x.grad_fn is None or not batch:
+            return None
+        key = (operation, names, x.dim())
+        known = self._known.get(key)
+        found = owners_of(x, batch, batch_id)
+        gathered = found is not None and found[1]
+        self._known[key] = bool(known) or gathered
+        if known and found is None:
+            raise UnsupportedModule(
+                f"{names} in {operation}",
+                expected="rows that can be followed to their samples, as in earlier passes",
+                got="rows that were gathered in another way",
+                remedy="Pick the rows of a batch by indexing, and nothing else, inside the module.",
+            )
+        return found[0] if found is not None and gathered else None
+
+
 def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
     """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
@@ -44,9 +88,9 @@ def _follow(
     """Return the samples of a node's rows, and whether rows were gathered on the way."""
     if node is None or depth == 0:
         return None
-    use: CapturedOp | None = getattr(node, "use", None)
-    if use is not None:
-        return _of_use(use, rows, batch, batch_id)
+    captured = _captured(node)
+    if captured is not None:
+        return _of_use(captured, rows, batch, batch_id)
     name = re.sub(r"Backward\d*$", "", node.name().removeprefix("_"))
     if name in _RESHAPING:
         return _reshaped(node, rows, batch, batch_id, depth)
@@ -75,6 +119,16 @@ def _leaves_rows(node: Any) -> bool:
     if sizes is None:
         sizes = node._saved_result.shape
     return dim % len(sizes) != 0
+
+
+def _captured(node: Any) -> CapturedOp | None:
+    """Return the use that made the node, recorded or replayed; None if no use did."""
+    use: Any = getattr(node, "use", node)
+    run = getattr(use, "run", None)
+    if run is not None:
+        found: CapturedOp = run.use_of(use.site)
+        return found
+    return None if use is node else use
 
 
 def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:

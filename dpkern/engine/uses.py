@@ -121,6 +121,8 @@ class CapturedOp:
     """Number of its samples that are rows of zeros and fill the batch up."""
     rows: int = 0
     """Number of rows of its operand."""
+    nodes: int = 0
+    """Number of autograd nodes between the use before and this one."""
     owners: Tensor | None = None
     """The sample of each row ``[rows]``, where rows were gathered; None if samples follow."""
 

@@ -28,6 +28,7 @@ class UseFacts:
         dtype: dtype of the input.
         differentiable: whether the input needs a gradient.
         saved: options of the operation, as pairs.
+        nodes: number of autograd nodes between the use before and this one.
         obstacle: why no program can hold this use; empty if one can.
     """
 
@@ -39,6 +40,7 @@ class UseFacts:
     dtype: torch.dtype
     differentiable: bool
     saved: tuple[tuple[str, Any], ...]
+    nodes: int
     obstacle: str = ""
 
     @property
@@ -67,6 +69,7 @@ def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFact
         dtype=x.dtype,
         differentiable=x.requires_grad,
         saved=tuple(use.saved.items()),
+        nodes=use.nodes,
         obstacle=_obstacle(use, x, operations),
     )
 

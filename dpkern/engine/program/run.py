@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ops import direct
+from ..nodes_between import nodes_between
 from ..operands import refuse_change
 from ..parameter import PrivateParameter, without_torch_function
 from ..uses import CapturedOp
@@ -72,6 +73,8 @@ class ReplayRun:
             *(self.program.capture, facts.operation, facts.targets, self.batch_id, self.batch),
             *(facts.key, dict(facts.saved)),
             padded=self.padded,
+            rows=site.shape[0],
+            nodes=facts.nodes,
         )
 
     def enters(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
@@ -167,5 +170,9 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
     if not stays:  # forward() has set the parameter's .data since the pass began
         program.abandon("a parameter that moved within the forward pass")
         return None
+    if nodes_between.pending != site.facts.nodes:  # such as rows that were gathered
+        program.abandon("other operations between two uses")
+        return None
+    nodes_between.pending = 0
     run.cursor += 1
     return run, site

@@ -181,7 +181,7 @@ def gate_that_starts_at_zero(w: World) -> None:
     fit(w, model)
 
 
-@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=1)
+@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS, after=1)
 def batch_norm_from_the_second_step_on(w: World) -> None:
     model = Between(lambda m, h: F.batch_norm(h, None, None, training=True) if m.late else h)
     model.late = False

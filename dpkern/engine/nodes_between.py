@@ -1,0 +1,74 @@
+"""Count the autograd nodes that the loop's own operations make between two captured uses.
+
+A probe has seen where the rows of each use come from. A module that sorts some batches and leaves
+others has other operations between its uses: the count tells it, at the price of one number a use.
+Operations on constants, such as the inputs themselves, make no nodes and are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_made = torch._C._autograd._get_sequence_nr
+"""Number of nodes that this thread has made so far."""
+
+
+_NONE = -1
+
+
+class NodesBetween:
+    """Counter of the nodes between captured uses, in whatever module.
+
+    Attributes:
+        pending: number of nodes between the last captured operation and the one that runs; 0 after
+            its first use, since what it makes itself does not count.
+    """
+
+    __slots__ = ("_depth", "_found", "_left", "pending")
+
+    def __init__(self) -> None:
+        self._left = _NONE
+        self._depth = 0
+        self._found = 0
+        self.pending = 0
+
+    def begin(self) -> None:
+        """Begin a forward pass: in front of its first use stand other samples' nodes."""
+        self._left = _NONE
+
+    def enter(self) -> None:
+        """Begin an operation that is replayed; ``leave`` ends it, or ``give_up``."""
+        if not self._depth:
+            self._found = self.pending = 0 if self._left == _NONE else _made() - self._left
+
+    def give_up(self) -> None:
+        """Forget what a replay has made that came to nothing: the operation runs another way."""
+        if not self._depth:
+            self._left = _made() - self._found
+
+    def leave(self) -> None:
+        """End an operation: what follows is counted."""
+        self._left = _made()
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Run an operation, which may be written with others that are captured."""
+        self.enter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self.leave()
+
+    def take(self) -> int:
+        """Return the number of nodes in front of a use, and count no more of them."""
+        found, self.pending = self.pending, 0
+        return found
+
+
+nodes_between = NodesBetween()
+"""Counter of this process: one thread runs forward passes."""

@@ -1,0 +1,136 @@
+"""Modules that gather rows in some batches only: right or refused, recorded and replayed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkern import UnsupportedModule
+from dpkern.privacy.mechanisms import DPSGD
+
+from .engine_bare import BATCH, Run
+
+CLIP = 0.7
+
+
+class SortsSometimes(nn.Module):
+    """MLP that sorts the rows between two layers unless they are sorted."""
+
+    def __init__(self, gather: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.gather = gather
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        if bool((order == torch.arange(len(x))).all()):
+            return self.c(F.relu(self.b(F.relu(self.a(x)))))
+        h = self.gather(F.relu(self.a(x)), order)
+        h = F.relu(self.b(h))
+        return self.c(self.gather(h, order.argsort()))
+
+
+class Loop:
+    """A network without a loader, clipped and without noise, with batches that are given."""
+
+    def __init__(self, module: nn.Module, *, replayed: bool) -> None:
+        mechanism = DPSGD(noise_multiplier=0.0, max_grad_norm=CLIP, arithmetic="float")
+        self.run = Run(lambda p: torch.optim.SGD(p, lr=1.0), mechanism, model=module)
+        self.run.capture.program.enabled = replayed
+        self.module = module
+
+    def error_of_step(self, x: Tensor, y: Tensor) -> float:
+        """Take a step; return its greatest difference from the sum of clipped gradients."""
+        expected = clipped_sum(self.module, x, y)
+        before = self.weights()
+        self.run.optimizer.zero_grad()
+        F.cross_entropy(self.module(x), y).backward()
+        self.run.optimizer.step()
+        taken = (before - self.weights()) * len(x)
+        return float((taken - expected).abs().max())
+
+    def weights(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.cat([p.detach().flatten() for p in self.module.parameters()])
+
+
+def clipped_sum(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of clipped gradients, sample by sample on a copy."""
+    plain = copy.deepcopy(module)
+    rows = []
+    for i in range(len(x)):
+        loss = F.cross_entropy(plain(x[i : i + 1]), y[i : i + 1])
+        grads = torch.autograd.grad(loss, list(plain.parameters()))
+        row = torch.cat([g.flatten() for g in grads])
+        rows.append(row * min(1.0, CLIP / float(row.norm())))
+    return torch.stack(rows).sum(0)
+
+
+def batch(seed: int, *, in_order: bool) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(BATCH, 6, generator=generator) * torch.linspace(0.1, 4, BATCH)[:, None]
+    y = torch.randint(3, (BATCH,), generator=generator)
+    x[:, 0] = torch.arange(BATCH) if in_order else torch.arange(BATCH).flip(0)
+    return x, y
+
+
+GATHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda h, order: h[order],
+    "index_select": lambda h, order: h.index_select(0, order),
+}
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_rows_that_only_later_batches_gather(gather: str, replayed: bool) -> None:
+    torch.manual_seed(0)
+    loop = Loop(SortsSometimes(GATHERS[gather]), replayed=replayed)
+    for seed in range(6):
+        assert loop.error_of_step(*batch(seed, in_order=True)) < 1e-5
+    program = loop.run.capture.program
+    assert (program.replays > 0) is replayed
+    before = program.replays
+    assert loop.error_of_step(*batch(7, in_order=False)) < 1e-5
+    assert program.replays == before
+    assert loop.error_of_step(*batch(8, in_order=True)) < 1e-5
+    assert (program.replays > before) is replayed
+
+
+def test_rows_that_take_another_way_after_being_gathered_are_refused() -> None:
+    torch.manual_seed(0)
+    module = SortsSometimes(GATHERS["index"])
+    loop = Loop(module, replayed=True)
+    assert loop.error_of_step(*batch(0, in_order=False)) < 1e-5
+    module.gather = lambda h, order: torch.gather(h, 0, order[:, None].expand_as(h))
+    with pytest.raises(UnsupportedModule, match="followed to their samples"):
+        loop.error_of_step(*batch(1, in_order=False))
+
+
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_rows_that_only_later_batches_move_in_ways_that_are_not_followed(replayed: bool) -> None:
+    torch.manual_seed(0)
+    loop = Loop(SortsSometimes(lambda h, order: h.flip(0)), replayed=replayed)
+    for seed in range(4):
+        assert loop.error_of_step(*batch(seed, in_order=True)) < 1e-5
+    before = loop.weights()
+    with pytest.raises(UnsupportedModule, match="rows of other samples"):
+        loop.error_of_step(*batch(7, in_order=False))
+    assert torch.equal(loop.weights(), before)
+
+
+def test_operations_that_come_and_go_cost_a_probe_and_no_more() -> None:
+    torch.manual_seed(0)
+    module = SortsSometimes(lambda h, order: h * 1.0)
+    loop = Loop(module, replayed=True)
+    capture = loop.run.capture
+    probes = []
+    verify = capture.verify
+    capture.verify = lambda *a, **k: (probes.append(bool(capture._fresh)), verify(*a, **k))[1]
+    for seed in range(12):
+        assert loop.error_of_step(*batch(seed, in_order=seed % 3 != 0)) < 1e-5
+    assert 1 <= sum(probes) <= 3
