@@ -27,6 +27,9 @@ from ._spectra import Grid
 from ._whitened_plan import Matrix, WhitenedPlan, whitened_plan
 from .bins import _check_bins, conv_bins, kept_bins
 
+_CHUNK = 1 << 22
+"""Products of bins that the reference makes at a time."""
+
 
 def _check(
     x: Tensor,
@@ -90,9 +93,13 @@ def whitened_bins(
     options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
     options |= {"dilation": dilation, "groups": groups}
     x_bins, g_bins, _ = conv_bins.reference(xs, gs, **options, band=band)
-    kept = conv_parts(x_bins, g_bins, plan, groups)
+    numbers = 4 * x_bins.shape[0] * x_bins.shape[3] * g_bins.shape[3]
+    each = max(1, _CHUNK // max(1, numbers))  # the products of a few samples at a time
+    parts = [slice(first, first + each) for first in range(0, max(1, len(x)), each)]
+    sums = [conv_parts(x_bins[:, part], g_bins[:, part], plan, groups) for part in parts]
+    kept = [torch.cat(of_all) for of_all in zip(*sums, strict=True)]
     x_norm, g_norm = (t.flatten(1).norm(dim=1) for t in (xs, gs))
-    squares = from_above(*kept, x_norm, g_norm, plan)
+    squares = from_above(kept[0], kept[1], kept[2], kept[3], x_norm, g_norm, plan)
     kind = of_sums(x.dtype)
     return x_bins.to(kind), g_bins.to(kind), squares
 
