@@ -283,7 +283,16 @@ class Work:
         return self._released(total)
 
     def whitened(self) -> Tensor:
-        """Run Spectral-DP that clips the whitened crop."""
+        """Run Spectral-DP that clips the whitened crop, as the engine does."""
+        case, geometry = self.case, self.case.geometry
+        options = {"rank": len(self.signal), "size": case.size, "band": case.band}
+        if spectral.norm_by_bins(self.x, self.g, **options, **geometry):
+            x_bins, g_bins, squares = spectral.whitened_bins(
+                self.x, self.g, self.signal, band=case.band, **geometry
+            )
+            total = torch.zeros_like(self.out)
+            spectral.bins_sum(x_bins, g_bins, self._factors(squares), total, band=case.band)
+            return self._released(total)
         inputs = conv_filtered(self.x, self.layer, self.case.band)
         geometry = self.case.geometry | {"padding": 0}
         if by_positions(self.layer.geometry, len(self.signal)):

@@ -47,6 +47,7 @@ struct Line {
       }
     });
   }
+  std::int64_t tiles() const { return (frequencies + kTogether - 1) / kTogether; }
   // Coefficients per frequency.
   std::int64_t terms() const { return 2 * (evens + odds) - 1; }
   // Vectors of one transformed column. An odd number: stores that are a multiple of 4 KiB apart
@@ -59,10 +60,10 @@ struct Line {
   // body(first frequency, frequencies) for tiles of nearly equal sizes.
   template <class Body>
   DPK_INLINE void each_tile(const Body& body) const {
-    const std::int64_t tiles = (frequencies + kTogether - 1) / kTogether;
+    const std::int64_t all = tiles();
     std::int64_t first = 0;
-    for (std::int64_t i = 0; i < tiles; ++i) {
-      const std::int64_t size = frequencies / tiles + (i < frequencies % tiles ? 1 : 0);
+    for (std::int64_t i = 0; i < all; ++i) {
+      const std::int64_t size = frequencies / all + (i < frequencies % all ? 1 : 0);
       body(first, static_cast<int>(size));
       first += size;
     }
@@ -91,6 +92,7 @@ struct Kept {
   const double* turn;        // [R, 4]: Re = t0 A + t1 B, Im = t2 A + t3 B of the bin A - i B
   void* out;                 // of the maps' type
   std::int64_t count, R;
+  const char* tiles = nullptr;  // [columns, tiles of a column]: whether a tile has a bin, or null
 
   // Vectors of some channels' bins.
   std::int64_t room() const { return 2 * kKept * count; }

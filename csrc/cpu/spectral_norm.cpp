@@ -111,9 +111,9 @@ void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first, std
   versioned_by_width([&](auto width) DPK_INLINE {
     using Of = Transform<F, width>;
     using V = typename Of::V;
-    Of::add_channels(maps, keep, first, used, channels.begin, channels.end,
-                     reinterpret_cast<V*>(powers), reinterpret_cast<V*>(room),
-                     reinterpret_cast<V*>(kept));
+    Of::template add_channels<true>(maps, keep, first, used, channels.begin, channels.end,
+                                    reinterpret_cast<V*>(powers), reinterpret_cast<V*>(room),
+                                    reinterpret_cast<V*>(kept));
   });
 }
 

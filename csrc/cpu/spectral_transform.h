@@ -204,16 +204,19 @@ struct Transform {
   }
 
   // Add M and N of one frequency to `powers`, and keep the bins that are retained.
+  template <bool kPowers>
   static DPK_INLINE void add(V a, V b, V c, V d, V* powers, const std::int64_t* bins, V* kept) {
-    V m = powers[0], n = powers[1];
-    m += a * a;
-    n += c * d;
-    m += b * b;
-    n -= a * b;
-    m += c * c;
-    m += d * d;
-    powers[0] = m;
-    powers[1] = n;
+    if constexpr (kPowers) {
+      V m = powers[0], n = powers[1];
+      m += a * a;
+      n += c * d;
+      m += b * b;
+      n -= a * b;
+      m += c * c;
+      m += d * d;
+      powers[0] = m;
+      powers[1] = n;
+    }
     if (bins != nullptr) {
       if (bins[0] >= 0) {
         kept[bins[0] * 2 * kKept] = a - b;
@@ -226,13 +229,22 @@ struct Transform {
     }
   }
 
-  // One column's frequencies along the rows.
+  // One column's frequencies along the rows. Without powers, `tiles` says where bins are kept.
+  template <bool kPowers>
   static DPK_INLINE void transform_column(const Line<F>& line, const V* column, std::int64_t part,
-                                          V* powers, const std::int64_t* bins, V* kept) {
+                                          V* powers, const std::int64_t* bins, V* kept,
+                                          const char* tiles) {
     const F* table = line.table.data();
     const V *const even_u = column, *const even_v = column + part;
     const V *const odd_u = even_v + part, *const odd_v = odd_u + part;
     line.each_tile([&](std::int64_t, int size) DPK_INLINE {
+      if constexpr (!kPowers) {
+        if (!*tiles++) {
+          table += size * line.terms();
+          bins += (line.split ? 4 : 2) * size;
+          return;
+        }
+      }
       with_size(size, [&](auto count) DPK_INLINE {
         constexpr int kCount = count;
         const std::int64_t evens = line.evens, odds = line.odds;
@@ -244,8 +256,8 @@ struct Transform {
           table += (evens - 1) * kCount;
 #pragma GCC unroll 16
           for (int i = 0; i < kCount; ++i) {
-            add(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
-            powers += 2;
+            add<kPowers>(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
+            if constexpr (kPowers) powers += 2;
             if (bins != nullptr) bins += 2;
           }
           return;
@@ -272,10 +284,10 @@ struct Transform {
             high_d[i][r] = odd[i][r] - d[i][r];
             d[i][r] += odd[i][r];
           }
-          add(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
-          add(high_a[i][0], high_d[i][1], high_a[i][1], high_d[i][0], powers + 2,
-              bins == nullptr ? bins : bins + 2, kept);
-          powers += 4;
+          add<kPowers>(a[i][0], d[i][1], a[i][1], d[i][0], powers, bins, kept);
+          add<kPowers>(high_a[i][0], high_d[i][1], high_a[i][1], high_d[i][0],
+                       kPowers ? powers + 2 : powers, bins == nullptr ? bins : bins + 2, kept);
+          if constexpr (kPowers) powers += 4;
           if (bins != nullptr) bins += 4;
         }
       });
@@ -283,8 +295,9 @@ struct Transform {
   }
 
   // Add the powers of one map to `powers [slots, 2]`.
+  template <bool kPowers>
   static DPK_INLINE void add_map(const Maps<F>& maps, const std::int64_t* samples, const Room& room,
-                                 V* powers, const std::int64_t* bins, V* kept) {
+                                 V* powers, const std::int64_t* bins, V* kept, const char* tiles) {
     const Line<F>&rows = maps.rows, &columns = maps.columns;
     const std::int64_t centre = rows.count / 2, paired = (rows.count - 1) / 2;
     const std::int64_t odd = 2 * room.part;
@@ -307,14 +320,19 @@ struct Transform {
       transform_rows(columns, room, to, j > 0 ? to + odd : unpaired ? last : to);
     }
     for (std::int64_t k = 0; k < columns.n / 2 + 1; ++k) {
+      const char* const mine = kPowers ? tiles : tiles + k * rows.tiles();
+      if (!kPowers && !std::any_of(mine, mine + rows.tiles(), [](char any) { return any != 0; })) {
+        continue;
+      }
       if (unpaired) {
         V* const end = last + k * room.plane;
         end[odd] = -end[0];
         end[odd + room.part] = -end[room.part];
       }
       const std::int64_t slot = 2 * k * rows.slots;
-      transform_column(rows, room.columns + k * room.plane, room.part, powers + slot,
-                       bins == nullptr ? bins : bins + slot, kept);
+      transform_column<kPowers>(rows, room.columns + k * room.plane, room.part,
+                                kPowers ? powers + slot : powers,
+                                bins == nullptr ? bins : bins + slot, kept, mine);
     }
   }
 
@@ -359,21 +377,24 @@ struct Transform {
   }
 
   // powers [slots, 2] of channels [begin, end) of `used` samples from `first` on; lanes without a
-  // sample hold the last.
+  // sample hold the last. Without powers, bins alone are kept.
+  template <bool kPowers>
   static DPK_INLINE void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first,
                                       std::int64_t used, std::int64_t begin, std::int64_t end,
                                       V* powers, V* from, V* kept) {
     const Room room = make_room(from, maps.rows, maps.columns);
     const std::int64_t size = maps.height * maps.width;
-    for (std::int64_t i = 0; i < 2 * maps.slots(); ++i) powers[i] = V{};
+    if constexpr (kPowers) {
+      for (std::int64_t i = 0; i < 2 * maps.slots(); ++i) powers[i] = V{};
+    }
     for (std::int64_t c = begin; c < end; ++c) {
       std::int64_t samples[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const std::int64_t b = std::min(first + i, first + used - 1);
         samples[i] = (b * maps.channels + c) * size;
       }
-      add_map(maps, samples, room, powers, keep == nullptr ? nullptr : keep->bins,
-              kept + c % kKept);
+      add_map<kPowers>(maps, samples, room, powers, keep == nullptr ? nullptr : keep->bins,
+                       kept + c % kKept, kPowers ? nullptr : keep->tiles);
       if (keep != nullptr && (c % kKept == kKept - 1 || c + 1 == maps.channels)) {
         const std::int64_t from_channel = c / kKept * kKept;
         if (maps.narrow) {

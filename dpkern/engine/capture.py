@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
-from .clip_norms import with_clip_norm
 from .graph_capture import GraphCapture
 from .guard import ForwardGuard
 from .hooks import Hook
@@ -27,6 +26,7 @@ from .parameter import PrivateParameter, applied, replaced, tensors_in, without_
 from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
 from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
+from .release_norms import with_clip_norm
 from .routes import KeepBudget
 from .row_owners import GatheredRows
 from .sum_store import SumStore

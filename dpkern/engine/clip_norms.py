@@ -7,6 +7,7 @@ gradient itself. Sums stay in the parameter's shape; the step applies the maps.
     class            clipped norm                                        sum
     SpectrumNormed   ||R_b||, of the whole or the kept spectrum          of (filtered) gradients
     WhitenedNormed   ||gain signal F_b||, F_b the (filtered) gradient    of F_b
+    WhitenedBinsNormed  the same, from retained bins                     of F_b
     ScaledNormed     ||(grad_b - m) / s||                                of grad_b - m
     L1Normed         the L1 norm of grad_b                               of grad_b
     ReleaseNormed    the norm of any other release's coordinates         of grad_b
@@ -15,16 +16,14 @@ gradient itself. Sums stay in the parameter's shape; the step applies the maps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..base.errors import PrivacyError, UnsupportedModule
 from ..base.phase import MAP, phase
 from ..ops import spectral
 from ..ops.spectral import Band
-from ..privacy.mechanisms import Plan
 from ..privacy.mechanisms.release import DiagonalMap, ReleaseMap, Taps
 from .per_sample_gradients import (
     CirculantGradients,
@@ -36,10 +35,6 @@ from .per_sample_gradients import (
     to_sum_dtype_dense,
 )
 from .scaled import scaled_square
-from .uses import ParameterSource
-
-if TYPE_CHECKING:
-    from .capture import Capture
 
 
 @dataclass
@@ -207,6 +202,16 @@ class SpectrumNormed(NormedGradients):
             return squares
         return spectral.conv_norm(x, g, band=band, **self._options)
 
+    def whitens_by_bins(self, rank: int) -> bool:
+        """Whether retained bins are the cheaper way to so many coordinates of a channel pair."""
+        x, g = operands(self.record.x, self.record.g)
+        band = self._band
+        return (
+            x.is_cpu
+            and band is not None
+            and spectral.norm_by_bins(x, g, rank=rank, band=band, **self._options)
+        )
+
     def _by_bins(self) -> bool:
         """Whether the transforms of the norm serve the sum too."""
         x, g = operands(self.record.x, self.record.g)
@@ -264,6 +269,25 @@ class SpectrumNormed(NormedGradients):
 
 
 @dataclass
+class WhitenedBinsNormed(SpectrumNormed):
+    """Gradients clipped by ``||gain signal F_b||``, made of the bins that their sum takes too.
+
+    No filtered gradient ``F_b`` is made.
+    """
+
+    matrix: Tensor = field(kw_only=True)
+
+    def squared_norms(self) -> Tensor:
+        assert isinstance(self.record, ConvolutionGradients)
+        assert self._band is not None
+        x, g = operands(self.record.x, self.record.g)
+        options = self.record.options
+        *bins, squares = spectral.whitened_bins(x, g, self.matrix, band=self._band, **options)
+        self._bins = bins[0], bins[1]
+        return squares * (self.release.gain**2 * (1 + 2.0**-50))
+
+
+@dataclass
 class WhitenedNormed(NormedGradients):
     """Gradients clipped by ``||gain matrix F_b||``, or by ``||gain F_b||`` without a matrix.
 
@@ -303,110 +327,3 @@ def grid_of(release: Taps) -> tuple[int, ...]:
         return release.size
     assert isinstance(release.band, Band)
     return release.band.size
-
-
-def take_over(capture: Capture, plan: Plan) -> None:
-    """Give each captured parameter its release map of this plan.
-
-    Raises:
-        PrivacyError: gradients have been normed for another release map.
-    """
-    capture.p = plan.p
-    for slot, block in zip(capture.slots, plan.blocks, strict=True):
-        if slot.release is block.release:
-            continue
-        normed = any(isinstance(arrival.record, NormedGradients) for arrival in slot.arrivals)
-        if normed and slot.release != block.release:
-            raise PrivacyError(
-                slot.name,
-                expected="the plan that was in force in the backward pass",
-                got="another release of this parameter",
-                remedy="Change the mechanism between steps, before the forward pass.",
-            )
-        slot.release = block.release
-
-
-def with_clip_norm(
-    slot: ParameterSource, record: PerSampleGradients, capture: Capture, scale: float = 1.0
-) -> PerSampleGradients:
-    """Return a parameter's gradients with the norm that its release map clips.
-
-    Args:
-        slot: the parameter.
-        record: gradients of the whole parameter, with their own norm.
-        capture: the capture that holds them.
-        scale: factor from captured gradients to those of each sample's own loss.
-
-    Raises:
-        UnsupportedModule: a release map that needs another use of the parameter.
-    """
-    release, budget = slot.release, capture.budget
-    if release is None:
-        if capture.p == 1:
-            return L1Normed(budget.kept(record, written=True))
-        return budget.kept(record)
-    if capture.p == 1:
-        if release.needs_operands or release.centre is not None or release.norm != "release":
-            raise UnsupportedModule(
-                slot.name,
-                expected="release coordinates that a gradient alone tells, with L1 bounds",
-                got=f"a release clipped by its {release.norm}, {type(release).__name__}",
-                remedy="Clip L2 norms, or coordinates without a centre.",
-            )
-        return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
-    if isinstance(release, DiagonalMap):
-        written = release.scale is not None and release.norm == "release"
-        return ScaledNormed(budget.kept(record, written=written), release, scale)
-    if not isinstance(release, Taps):
-        return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
-    signal = release.signal if release.norm == "release" else None
-    matrix = None if signal is None else torch.tensor(signal)
-    if not release.needs_operands:
-        record = budget.kept(record, written=matrix is not None)
-        return (
-            record
-            if matrix is None and release.gain == 1
-            else WhitenedNormed(record, release, matrix)
-        )
-    check_use(slot, record, release)
-    assert isinstance(record, (ConvolutionGradients, CirculantGradients))
-    whole = SpectrumNormed(record, release)
-    if matrix is None:
-        return whole
-    if isinstance(record, CirculantGradients):
-        return WhitenedNormed(record, release, matrix @ whole.filter(), behind=whole)
-    filtered = whole.filtered()
-    kept = budget.kept(filtered, written=True)
-    return WhitenedNormed(kept, release, matrix, behind=whole if kept is filtered else None)
-
-
-def check_use(slot: ParameterSource, record: PerSampleGradients, release: Taps) -> None:
-    """Refuse a use of the parameter other than the one that its release map was made for.
-
-    Raises:
-        UnsupportedModule: it is another use.
-    """
-    site, got = release.site, f"a use as {type(record).__name__.lower()}"
-    if isinstance(record, ConvolutionGradients) and site.kind == "conv":
-        names = ("stride", "padding", "dilation", "groups")
-        mine = (
-            record.shape,
-            tuple(record.x.shape[2:]),
-            tuple(record.g.shape[2:]),
-            *(record.geometry[name] for name in names),
-        )
-        wanted = (site.shape, site.input, site.output, *(getattr(site, name) for name in names))
-        if mine == wanted:
-            return
-        got = f"a convolution {mine}"
-    elif isinstance(record, CirculantGradients) and site.kind == "circulant":
-        if record.shape == site.shape:
-            return
-        got = f"circulant blocks {record.shape}"
-    raise UnsupportedModule(
-        slot.name,
-        expected=f"one use of the whole parameter, as at {site}",
-        got=got,
-        remedy="Make the sites anew, sites=dpkern.survey(model, example), with inputs of the size "
-        "that is trained on; a layer that is used twice cannot have a spectrum's bound.",
-    )

@@ -31,7 +31,7 @@ from ..step.step import DPStep
 from .allocator import give_back_freed_pages, keep_freed_pages
 from .attribution import attributed_to
 from .capture import Capture
-from .clip_norms import NormedGradients, take_over, with_clip_norm
+from .clip_norms import NormedGradients
 from .exact_sums import integer_sums, squared_norms_rounded, sums_in_place
 from .layers.expression import Expression
 from .merge import merge
@@ -39,6 +39,7 @@ from .parameter import without_torch_function
 from .per_sample_gradients import ExplicitGradients, squared_norms, to_sum_dtype_dense
 from .program import kinds
 from .program.close import close_replayed
+from .release_norms import take_over, with_clip_norm
 from .uses import CapturedGradients, ParameterSource
 
 KINDS = kinds.__all__

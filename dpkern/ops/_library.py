@@ -27,6 +27,7 @@ def _convolution(args: dict[str, Any]) -> dict[str, Any]:
 _SIZES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ghost.conv_gradient": _convolution,
     "spectral.conv_bins": lambda args: {"K": len(kept_bins(args["band"]))},
+    "spectral.whitened_bins": lambda args: {"K": len(kept_bins(args["band"]))},
     "spectral.filtered": lambda args: {"*R": args["rows"]},
 }
 """Sizes of results that no tensor has."""

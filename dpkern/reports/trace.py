@@ -29,7 +29,7 @@ ROOT = "(model itself)"
 FORWARD, BACKWARD, NORMS, FACTORS = "forward", "backward", "norms", "factors"
 SUMS, ENGINE, UPDATE = "sums", "between ops", "noise and update"
 PHASES = (FORWARD, BACKWARD, NORMS, FACTORS, SUMS, ENGINE, UPDATE)
-_FOR_NORMS = ("conv_bins", "filtered", "tied_cross")
+_FOR_NORMS = ("conv_bins", "whitened_bins", "filtered", "tied_cross")
 
 Shares = tuple[tuple[str, int], ...]
 """Layers, and the proportion of the work that belongs to each: positive numbers."""

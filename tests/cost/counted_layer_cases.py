@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -179,6 +180,13 @@ def spectral_bins(draw: Draw) -> Call:
     return operands, {**arguments, "band": band}
 
 
+def whitened_bins(draw: Draw) -> Call:
+    (operands, arguments), size = _on_a_grid(draw)
+    taps = math.prod(arguments["kernel_size"])
+    matrix = draw.tensor(draw.size(1, 5), taps).double()
+    return (*operands, matrix), {**arguments, "band": Band(size, "shells", 0.5)}
+
+
 def bins_sum(draw: Draw) -> Call:
     ((x, g), arguments), size = _on_a_grid(draw)
     band = Band(size, "shells", 0.5)
@@ -348,4 +356,5 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.linear_sum_error": linear_sum_error,
     "ghost.tied_integer_sum": tied_integer_sum,
     "ghost.tied_sum_error": tied_cross,
+    "spectral.whitened_bins": whitened_bins,
 }

@@ -116,8 +116,13 @@ def loop(replayed: bool, make: Callable[[], nn.Module] = Net, **options: Any) ->
     groups = options.pop("groups", None)
     params: Any = net.parameters() if groups is None else groups(net)
     engine = dpkern.PrivacyEngine()
-    options = {"noise_multiplier": 0.5, "max_grad_norm": 1.0, "sampling": "fixed"} | options
     batch = options.pop("batch", 8)
+    numbers_of_noise = {"noise_multiplier": 0.5, "max_grad_norm": 1.0}
+    mechanism = options.pop("mechanism", None)
+    if mechanism is not None:
+        sites = dpkern.survey(net, data.tensors[0][:2])
+        numbers_of_noise = {"mechanism": mechanism(sites=sites, **numbers_of_noise)}
+    options = {**numbers_of_noise, "sampling": "fixed"} | options
     made = engine.make_private(
         module=net,
         optimizer=optimizer(params, **numbers),

@@ -225,6 +225,14 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       call.g_bins = g_bins.data(), call.squares = got.data(), call.B = batch, call.C = ins;
       call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = kSlots;
       cpu::spectral_norm<T>(call, threads);
+      std::vector<T> alone(x_bins.size());
+      cpu::SpectralBins<T> only{};
+      only.x = inputs.data(), only.lines = lines.data(), only.turns = turns.data();
+      only.bin = bins.data(), only.source = from.data(), only.turn = turn.data();
+      only.count = 1, only.wide = wide, only.bins = alone.data(), only.B = batch, only.C = ins;
+      only.H = H, only.W = W, only.R = 1;
+      cpu::spectral_bins<T>(only, threads);
+      check(alone == x_bins, "bins without powers" + setting);
       for (std::int64_t b = 0; b < batch; ++b) {
         const auto entry = [](const std::vector<T>& maps, std::int64_t map, std::int64_t rows,
                               std::int64_t columns, std::pair<std::int64_t, std::int64_t> p) {
@@ -309,6 +317,64 @@ std::int64_t test_bins_sum(int threads, const std::string& setting) {
   return cases;
 }
 
+// Norms of coordinates of bins, from above: even rows take the real part of a turned product, odd
+// ones the imaginary one, apart or together.
+template <class T>
+std::int64_t test_whitened_bins(int threads, const std::string& setting) {
+  std::int64_t cases = 0;
+  for (const std::int64_t ins : {1, 3, 20}) {
+    for (const std::int64_t outs : {2, 5, 17}) {
+      for (const std::int64_t groups : {1, 2}) {
+        const std::int64_t K = 19, B = 5, evens = 6, odds = 3, C = ins * groups, O = outs * groups;
+        const std::int64_t odd_from = groups == 1 ? evens : 0;
+        const auto x = normals<T>(K * B * 2 * C, 13), g = normals<T>(K * B * 2 * O, 14);
+        const auto maps = normals<T>(B * std::max(C, O) * 6, 15);
+        const auto even = normals<double>(evens * K, 16), odd = normals<double>(odds * K, 17);
+        std::vector<double> turns, weights(at(K), 0.5), got(at(B));
+        for (std::int64_t k = 0; k < K; ++k) {
+          turns.push_back(std::cos(static_cast<double>(k)));
+          turns.push_back(std::sin(static_cast<double>(k)));
+        }
+        Shifted<T> inputs(x, 1), gradients(g, 1);
+        cpu::SpectralWhitened<T> call{};
+        call.x = call.g = maps.data(), call.x_bins = inputs.data();
+        call.g_bins = gradients.data(), call.even = even.data(), call.odd = odd.data();
+        call.odd_from = odd_from, call.turns = turns.data(), call.weights = weights.data();
+        call.stretch = 1, call.product_error = 1e-6, call.share = 1, call.groups = groups;
+        call.rows = 2, call.columns = 1, call.squares = got.data(), call.K = K, call.B = B;
+        call.C = C, call.O = O, call.H = call.Y = 2, call.W = call.X = 3, call.E = evens;
+        call.N = odds;
+        cpu::spectral_whitened<T>(call, threads);
+        for (std::int64_t b = 0; b < B; ++b) {
+          double want = 0;
+          for (std::int64_t o = 0; o < O; ++o) {
+            for (std::int64_t c = o / outs * ins; c < (o / outs + 1) * ins; ++c) {
+              std::vector<double> y(at(evens + odds));
+              for (std::int64_t k = 0; k < K; ++k) {
+                const T *const xs = &x[at((k * B + b) * 2 * C)], *const gs =
+                                                                     &g[at((k * B + b) * 2 * O)];
+                const double xr = static_cast<double>(xs[c]), xi = static_cast<double>(xs[C + c]);
+                const double gr = static_cast<double>(gs[o]), gi = static_cast<double>(gs[O + o]);
+                const double re = gr * xr + gi * xi, im = gr * xi - gi * xr;
+                const double cosine = turns[at(2 * k)], sine = turns[at(2 * k + 1)];
+                for (std::int64_t r = 0; r < evens; ++r)
+                  y[at(r)] += even[at(r * K + k)] * (cosine * re - sine * im);
+                for (std::int64_t r = 0; r < odds; ++r)
+                  y[at(odd_from + r)] += odd[at(r * K + k)] * (cosine * im + sine * re);
+              }
+              for (const double value : y) want += value * value;
+            }
+          }
+          check(got[at(b)] >= want, "whitened bins from above" + setting);
+          check_close(got[at(b)], want, 1e-3, "whitened bins" + setting);
+        }
+        ++cases;
+      }
+    }
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::int64_t test_spectral() {
@@ -318,6 +384,8 @@ std::int64_t test_spectral() {
     cases += test_squares(threads, setting);
     cases += test_norm<float>(threads, setting) + test_norm<double>(threads, setting);
     cases += test_bins_sum<float>(threads, setting) + test_bins_sum<double>(threads, setting);
+    cases += test_whitened_bins<float>(threads, setting);
+    cases += test_whitened_bins<double>(threads, setting);
     cases += test_whitened<float>(threads, setting) + test_whitened<double>(threads, setting);
   });
   return cases;

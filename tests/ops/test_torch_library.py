@@ -149,6 +149,9 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "circulant_norm": lambda: _call(r(2, 3, 2, 8), r(2, 3, 1, 8), band=spectral.Band((8,), "all")),
     "circulant_sum": lambda: _call(r(2, 3, 2, 8), r(2, 3, 1, 8), r(2), r(1, 2, 8)),
     "conv_bins": lambda: _call(r(2, 4, 5, 5), r(2, 6, 5, 5), band=BAND, **CONV),
+    "whitened_bins": lambda: _call(
+        *(r(2, 4, 5, 5), r(2, 6, 5, 5), r(3, 9).double()), band=BAND, **CONV
+    ),
     "spectral_conv_norm": lambda: _call(
         r(2, 4, 5, 5), r(2, 6, 5, 5), size=(8, 8), band=BAND, **CONV
     ),

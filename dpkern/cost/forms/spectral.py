@@ -98,6 +98,33 @@ def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any)
     return made + _modelled(transforms(layer, grid))
 
 
+def whitened_bins(
+    x: torch.Tensor, g: torch.Tensor, matrix: torch.Tensor, *, band: Band, **arguments: Any
+) -> Itemised:
+    """Count ``spectral.whitened_bins`` with a matrix whose rows are neither even nor odd.
+
+    Even and odd rows take half of the coordinates' products.
+    """
+    layer = _layer(x, g, band.size, arguments)
+    grid = Grid(layer, layer.size, None)
+    geometry, kept, rank = layer.geometry, len(bins.kept_bins(band)), len(matrix)
+    batch, maps = len(x), x.shape[1] + g.shape[1]
+    pairs = geometry.in_channels * geometry.out_channels // geometry.groups
+    turned = Counts(MUL=4, ADD=1, SUB=1)
+    rounding = dots(read_entries(layer, grid)) + batch * Counts(SQRT=6, MUL=9, ADD=5)
+    made = itemised(
+        [(read_entries(layer, grid), x.dtype), (matrix.numel(), matrix.dtype)],
+        [(2 * kept * batch * maps, of_sums(x.dtype)), (batch, WIDE)],
+        walked=(),
+        products=batch * pairs * kept * turned,
+        turns=batch * geometry.in_channels * kept * turned,
+        coordinates=batch * dots(pairs * rank * (2 * kept + 1)),
+        powers=batch * (dots(2 * kept * maps) + geometry.groups * kept * Counts(MUL=2, ADD=1)),
+        rounding_bound=rounding,
+    )
+    return made + _modelled(transforms(layer, grid))
+
+
 def _walked(layer: ConvolutionGrid) -> tuple[str, ...]:
     """Return the parts that a walk confirms; the reference also transforms single places."""
     return () if layer.extent == (1, 1) else ("powers",)
@@ -234,6 +261,7 @@ FORMS: dict[str, Form] = {
     "spectral.conv_norm": conv_norm,
     "spectral.conv_bins": conv_bins,
     "spectral.bins_sum": bins_sum,
+    "spectral.whitened_bins": whitened_bins,
     "spectral.filtered": filtered,
     "spectral.whitened_norm": whitened_norm,
     "spectral.circulant_norm": circulant_norm,

@@ -52,9 +52,11 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
         joined = None
     exact = flat.arithmetic.exact
     finite = exact or flat.calls.is_finite(memory.address, memory.size)
-    if not finite or step.watched or (joined is None and step.sums is not None):
-        # Whatever looks at these sums may keep them, so that their memory cannot be used again.
-        flat.sums.give_away()
+    # Others see these sums and may keep them, so that their memory cannot be used again.
+    looked_at = not finite or step.watched or (joined is None and step.sums is not None)
+    if looked_at or step.plan.mapped:
+        if looked_at:
+            flat.sums.give_away()
         with without_torch_function(), torch.no_grad():
             step.add(sum=_result(step, flat, memory, lost))
         return
@@ -80,6 +82,6 @@ def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.Clip
         p=2,
         max_norms=(bound,),
         raw=None,
-        clipped_as=None if exact else (None,) * len(memory.tensors),
+        clipped_as=None if exact else flat.releases.seen,
         bounded_by="proved" if exact else "checked",
     )

@@ -23,6 +23,7 @@ from .arithmetic import SumArithmetic
 from .facts import UseFacts
 from .joined import JoinedPart, parts_of
 from .memory import Memory
+from .releases import Releases
 from .run import ReplayRun
 from .site import KINDS, NotReplayed, UseSite
 from .sums import SumMemory, Sums, starts_of
@@ -54,8 +55,13 @@ class Flat:
             site.index = len(self.sites)
             self.sites.append(site)
         self.keys = {site.facts.key for site in self.sites}
+        self.releases = Releases(slots)
+        """The release maps of the sums."""
         self._parts = parts_of([part for site in self.sites for part in site.parts])
         self._joined = [part for part in self._parts if isinstance(part, JoinedPart)]
+        for part in self._parts:
+            if part.slot.release is not None and not part.site.clips(part):
+                raise NotReplayed(f"{part.slot.name} has a release that its use does not clip")
         dtypes = {slot.parameter.dtype for slot in slots}
         if len(dtypes) != 1 or sum_dtype(*dtypes) not in dtypes:
             raise NotReplayed("parameters of several dtypes, or of 16 bits")

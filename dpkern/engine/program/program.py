@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...ops import direct
 from ...privacy.mechanisms import Plan
+from ..clip_norms import NormedGradients
 from ..exact_sums import sums_in_place
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
@@ -26,6 +27,7 @@ from ..uses import CapturedOp, ParameterSource
 from .arithmetic import arithmetic_of
 from .facts import UseFacts, facts_of
 from .flat import Flat
+from .releases import is_replayed
 from .run import ReplayRun
 from .site import KINDS, NotReplayed
 
@@ -113,6 +115,8 @@ class Program:
             if len(slot.arrivals) != uses[slot]:
                 raise NotReplayed(f"{slot.name} has {len(slot.arrivals)} gradients")
             record = slot.arrivals[0].record
+            if isinstance(record, NormedGradients):
+                record = record.record
             materialized = isinstance(record, ExplicitGradients) and record.squares is not None
             kept.append(materialized and uses[slot] == 1)
         return tuple(kept)
@@ -127,7 +131,6 @@ class Program:
             capture.p == 2
             and capture.norms_on_arrival
             and capture.make_backward_clipper is None
-            and capture.before_arrivals is None
             and capture.any_rank is None
             and _tests_or_nothing(capture)
             and capture.collected is None
@@ -142,7 +145,6 @@ class Program:
                 capture.make_backward_clipper is not None,
                 "clip groups that end in the backward pass",
             ),
-            (capture.before_arrivals is not None, "a release with norms of its own"),
             (capture.any_rank is not None, "several processes"),
             (not _tests_or_nothing(capture), "uses are surveyed"),
             (capture.collected is not None, "a dry run"),
@@ -158,7 +160,7 @@ class Program:
             (plan.p != 2, "L1 norms"),
             (plan.clipping not in ("flat", "automatic"), f"clipping {plan.clipping!r}"),
             (len(plan.group_bounds) != 1, "several clip groups"),
-            (any(block.release is not None for block in plan.blocks), "a mapped release"),
+            (not all(map(is_replayed, plan.blocks)), "a release that no convolution has"),
             (plan.needs_raw, "sums without clipping"),
             (
                 plan.arithmetic == "exact" and not sums_in_place(plan, self.capture.slots),
@@ -290,6 +292,8 @@ class Program:
             why = f"{plan.arithmetic} arithmetic, unlike the steps before"
         if not why and run.batch > flat.arithmetic.most_samples(plan):
             why = "a batch whose integers may exceed 32 bits"
+        if not why and not flat.releases.are_of(plan):
+            why = "another release than in the backward pass"
         if why:
             self.abandon(why)
             return None

@@ -15,6 +15,7 @@ from ..layers import conv, embedding
 from ..layers.expression import is_buffer
 from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..per_sample_gradients import ConvolutionGradients, ExplicitGradients, PerSampleGradients
+from ..release_norms import with_clip_norm
 from ..tables import EmbeddingGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
@@ -64,9 +65,11 @@ class RecordSite(UseSite):
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
         """Take an output gradient: make the weight's per-sample gradients, and their norms."""
         record = self.record_of(x, g)
-        if self.kept:
-            assert isinstance(record, ConvolutionGradients)
-            record = record.materialize()
+        slot = self.weight_part.slot
+        if slot.release is not None:
+            record = with_clip_norm(slot, record, slot.capture, kept=self._as_recorded)
+        elif self.kept:
+            record = self._as_recorded(record)
         square = None
         if not self.weight_part.joined:
             square = self.flat.arithmetic.squares(record)
@@ -79,6 +82,16 @@ class RecordSite(UseSite):
         operands = (None, None) if self.kept else (x, g)
         run.held[self.index] = (*operands, *versions, record, square, rows)
         run.order.append(self.index)
+
+    def _as_recorded(
+        self, record: PerSampleGradients, *, written: bool = False
+    ) -> PerSampleGradients:
+        """Return gradients as they are, or materialized, whatever the recorded step did."""
+        del written
+        if not self.kept:
+            return record
+        assert isinstance(record, ConvolutionGradients)
+        return record.materialize()
 
     def gradients(self, part: Part, held: Any) -> PerSampleGradients:
         if part is self.bias_part:
@@ -119,6 +132,9 @@ class ConvolutionSite(RecordSite):
 
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         return ConvolutionGradients(x, g, self.kernel_size, self.geometry)
+
+    def clips(self, part: Part) -> bool:
+        return part is self.weight_part and not part.joined
 
 
 @kind

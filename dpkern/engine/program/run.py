@@ -96,6 +96,10 @@ class ReplayRun:
         if _autocast("cpu"):
             self.program.abandon("a backward pass under autocast")
             return use
+        flat = self.program.flat
+        if flat is None or not flat.releases.stay():
+            self.program.abandon("another release than in the recorded step")
+            return use
         self.task = _task()
         return True
 

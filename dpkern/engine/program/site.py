@@ -172,6 +172,10 @@ class UseSite(ABC):
         """Return the held gradients of a part that other uses share."""
         raise NotImplementedError
 
+    def clips(self, part: Part) -> bool:
+        """Whether a part is clipped by the norm that its release map defines."""
+        return False
+
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 

@@ -22,6 +22,7 @@ from ..spectral._plan import Retained, plan_of, reaches, retained
 from ..spectral._sizes import ConvolutionGrid, Pair, planes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
+from ..spectral.whitened_bins import plan_for
 from ._extension import on_cpu
 from ._native import compiled
 from ._spectra import chunks, constant, room
@@ -117,6 +118,29 @@ def spectral_norm(
 
 
 @compiled
+def spectral_bins(
+    x: Float[Tensor, "B C H W"],
+    lines: Int64[Tensor, "N"],
+    turns: Double[Tensor, "M"],
+    bin: Int64[Tensor, "K A"],
+    source: Int64[Tensor, "R"],
+    turn: Double[Tensor, "R U"],
+    count: Index,
+    wide: bool,
+    bins: Float[Tensor, "R B A C", written],
+) -> None:
+    """Write the retained bins of one operand, whose planes are ``x``.
+
+    Args:
+        x: planes.
+        lines, turns: of the operand's rows and columns, as in ``NormTables``.
+        bin, source, turn, count: its ``Retained`` bins.
+        wide: whether to compute in double.
+        bins: what was retained.
+    """
+
+
+@compiled
 def spectral_bins_sum(
     x_bins: Float[Tensor, "K B A C"],
     g_bins: Float[Tensor, "K B A O"],
@@ -127,6 +151,39 @@ def spectral_bins_sum(
     out: Float[Tensor, "O I T", written],
 ) -> None:
     """Add the taps of the weighted sum over samples, from the retained bins of both operands."""
+
+
+@compiled
+def spectral_whitened(
+    x: Float[Tensor, "B C H W"],
+    g: Float[Tensor, "B O Y X"],
+    x_bins: Float[Tensor, "K B A C"],
+    g_bins: Float[Tensor, "K B A O"],
+    even: Double[Tensor, "E K"],
+    odd: Double[Tensor, "N K"],
+    odd_from: Index,
+    turns: Double[Tensor, "K A"],
+    weights: Double[Tensor, "K"],
+    stretch: float,
+    product_error: float,
+    x_error: float,
+    g_error: float,
+    share: float,
+    groups: Index,
+    rows: Index,
+    columns: Index,
+) -> Double[Tensor, "squares: B"]:
+    """Return squared norms of whitened coordinates, from above.
+
+    Args:
+        x, g: planes of inputs, and of output gradients.
+        x_bins, g_bins: their retained bins.
+        even, odd, odd_from, turns, weights, stretch, product_error, x_error, g_error, share: of a
+            ``WhitenedPlan``.
+        groups: of the convolution.
+        rows, columns: how many of x outputs use.
+    """
+    raise NotImplementedError
 
 
 @compiled
@@ -244,6 +301,48 @@ def _conv_bins(
 
 
 @torch.no_grad()
+def _whitened_bins(
+    x: Tensor, g: Tensor, matrix: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid = Grid(plan, plan.size, None)
+    x_bins, g_bins = _bins(x, g, grid, band)
+    made = plan_for(plan, matrix, band, x.dtype)
+    squares = spectral_whitened(
+        planes(x),
+        planes(g),
+        x_bins,
+        g_bins,
+        made.even,
+        made.odd,
+        made.odd_from,
+        made.turns,
+        made.weights,
+        made.stretch,
+        made.product_error,
+        made.x_error,
+        made.g_error,
+        made.share,
+        plan.geometry.groups,
+        *grid.rows,
+    )
+    return x_bins, g_bins, squares
+
+
+def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor]:
+    """Return the retained bins of both operands."""
+    if not reaches(grid):
+        return _conv_bins(x, g, band=band, plan=grid.layer)[:2]
+    made = plan_of(grid)
+    found = []
+    for maps, keep, line in zip((x, g), retained(grid, band), made.tables.sides, strict=True):
+        bins = maps.new_empty(len(keep.source), len(maps), 2, maps.shape[1])
+        tables = *line, keep.places, keep.source, keep.turn, keep.count
+        spectral_bins(planes(maps), *tables, made.wide, bins)
+        found.append(bins)
+    return found[0], found[1]
+
+
+@torch.no_grad()
 def _filtered(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band) -> Tensor:
     if band.kind == "rectangle" or not is_even(band):
         return filtered.reference(x, padding=padding, rows=rows, band=band)
@@ -306,6 +405,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("spectral.conv_norm", _conv_norm, _refuse),
     ("spectral.conv_bins", _conv_bins, _refuse),
     ("spectral.bins_sum", _bins_sum, _refuse),
+    ("spectral.whitened_bins", _whitened_bins, _refuse),
     ("spectral.filtered", _filtered, _refuse),
     ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
 )

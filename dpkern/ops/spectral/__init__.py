@@ -13,6 +13,7 @@ from .conv_norm import conv_norm
 from .conv_sum import conv_sum, sum_route
 from .filter import filtered
 from .whiten import conv_release, whitened_conv_norm, whitened_norm
+from .whitened_bins import norm_by_bins, whitened_bins
 
 __all__ = [
     "Band",
@@ -27,9 +28,11 @@ __all__ = [
     "conv_sum",
     "filtered",
     "literal",
+    "norm_by_bins",
     "pencil",
     "smoothing",
     "sum_route",
+    "whitened_bins",
     "whitened_conv_norm",
     "whitened_norm",
     "whitening",

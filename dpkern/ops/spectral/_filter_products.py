@@ -66,6 +66,13 @@ def tables(band: Band, before: Pair, used: Pair, given: Pair, dtype: torch.dtype
     return across, along, back
 
 
+def filter_products(band: Band, before: Pair, used: Pair, given: Pair) -> int:
+    """Return the products that ``multiplied`` takes for each map, with the sizes of ``tables``."""
+    across, along, back = tables(band, before, used, given, torch.float32)
+    rows, columns = along.shape[1], across.shape[1]
+    return len(across) * (rows * columns + rows * used[0] + used[0] * back.shape[1])
+
+
 def multiplied(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
     """Filter ``[B, C, height, width]`` on the CPU; return ``[B, C, *used]``."""
     given = x.shape[2], x.shape[3]
@@ -78,4 +85,4 @@ def multiplied(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
     return (turned.T @ back).view(*x.shape[:2], *used)
 
 
-__all__ = ["LONGEST", "is_even", "multiplied", "tables"]
+__all__ = ["LONGEST", "filter_products", "is_even", "multiplied", "tables"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -120,6 +120,13 @@ class NormTables:
     errors: Tensor
     share: float
     skew: bool
+
+    @cached_property
+    def sides(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The lines of x with their cosines and sines, and those of g."""
+        first = 2 * int(self.lines[0] + self.lines[3])
+        x, g = self.lines[:6], self.lines[6:]
+        return (x, self.turns[:first]), (g, self.turns[first:])
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,7 @@ def reaches(grid: Grid) -> bool:
     return max(grid.size) <= LONGEST and min(grid.rows) > 0
 
 
-def _products(grid: Grid) -> int:
+def transform_products(grid: Grid) -> int:
     """Return the products of one sample's transforms and powers."""
     total = 0
     geometry = grid.layer.geometry
@@ -271,7 +278,7 @@ def _wide(grid: Grid) -> bool:
         return True
     pairs = geometry.in_channels * geometry.out_channels // geometry.groups
     taps = math.prod(geometry.kernel) * geometry.positions
-    return pairs * taps > _CHEAP * _products(grid)
+    return pairs * taps > _CHEAP * transform_products(grid)
 
 
 @dataclass(frozen=True)
@@ -332,4 +339,5 @@ __all__ = [
     "plan_of",
     "reaches",
     "retained",
+    "transform_products",
 ]

@@ -259,6 +259,14 @@ FACTS: dict[str, Facts] = {
         ),
         positive=CHANNELS | {"C"},
     ),
+    "spectral.whitened_bins": Facts(
+        examples=tuple(
+            example | {"r": rank, "taps": math.prod(example["*K"])}
+            for example, rank in zip(SPECTRAL, (2, 5, 7), strict=True)
+        ),
+        bounds={F32: 2e-3, F64: 1e-8, torch.bfloat16: 5e-3, torch.float16: 5e-3},
+        positive=CHANNELS | {"r", "taps"},
+    ),
     "spectral.whitened_norm": Facts(
         examples=({"r": 2, "taps": 6}, {"r": 3, "taps": 4}),
         shapes={"grads": lambda call: (call.sizes["B"], 3, 2, call.sizes["taps"])},

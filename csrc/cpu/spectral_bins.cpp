@@ -1,0 +1,84 @@
+// Retained bins of a layer's operands, without their powers: only columns and tiles of frequencies
+// that hold one are transformed.
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/ops.h"
+#include "cpu/parallel.h"
+#include "cpu/spectral_transform.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using ghost::scratch;
+using spectral::Kept;
+using spectral::Line;
+using spectral::Maps;
+using spectral::Transform;
+
+// Whether a bin is retained, for each tile of each column.
+template <class F>
+std::vector<char> tiles_with_bins(const Maps<F>& maps, const std::int64_t* bins) {
+  std::vector<char> found;
+  const std::int64_t each = maps.rows.split ? 4 : 2;  // bins of a frequency, and its partner's
+  for (std::int64_t k = 0; k < maps.columns.n / 2 + 1; ++k) {
+    maps.rows.each_tile([&](std::int64_t, int size) {
+      const std::int64_t* const end = bins + each * size;
+      found.push_back(std::any_of(bins, end, [](std::int64_t bin) { return bin >= 0; }) ? 1 : 0);
+      bins = end;
+    });
+  }
+  return found;
+}
+
+template <class F>
+void keep_bins(const Maps<F>& maps, Kept keep, int threads) {
+  const std::vector<char> tiles = tiles_with_bins(maps, keep.bins);
+  keep.tiles = tiles.data();
+  std::int64_t bytes = 0;
+  versioned_by_width([&](auto width) DPK_INLINE { bytes = width; });
+  const std::int64_t lanes = bytes / static_cast<std::int64_t>(sizeof(F));
+  const std::int64_t blocks = (maps.samples + lanes - 1) / lanes;
+  parallel_for(blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    F* const room = scratch<F, 2>(lanes * (maps.room() + keep.room()));
+    F* const kept = room + lanes * maps.room();
+    std::fill(kept, kept + lanes * keep.room(), F{0});
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t first = block * lanes, used = std::min(lanes, maps.samples - first);
+      versioned_by_width([&](auto width) DPK_INLINE {
+        using Of = Transform<F, width>;
+        using V = typename Of::V;
+        Of::template add_channels<false>(maps, &keep, first, used, 0, maps.channels, nullptr,
+                                         reinterpret_cast<V*>(room), reinterpret_cast<V*>(kept));
+      });
+    }
+  });
+}
+
+template <class F, class T>
+void run(const SpectralBins<T>& call, int threads) {
+  const double* const columns = call.turns + 2 * call.lines[0];
+  const Maps<F> maps{call.x,
+                     sizeof(T) == 4,
+                     call.B,
+                     call.C,
+                     call.H,
+                     call.W,
+                     Line<F>(call.lines, call.turns),
+                     Line<F>(call.lines + 3, columns)};
+  keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, threads);
+}
+
+}  // namespace
+
+template <class T>
+void spectral_bins(const SpectralBins<T>& call, int threads) {
+  if (sizeof(T) == 4 && !call.wide) return run<float>(call, threads);
+  run<double>(call, threads);
+}
+
+template void spectral_bins<float>(const SpectralBins<float>&, int);
+template void spectral_bins<double>(const SpectralBins<double>&, int);
+
+}  // namespace dpkern::cpu
