@@ -1,12 +1,13 @@
 """Make the pages of the site that are written elsewhere: README, results, reference.
 
 MkDocs runs this file as a hook. A link from a page to a file of the repository leads to a copy of
-it under ``repository/``; the front page is README.md; the pages under ``reference/`` list what
-``dpkern.__all__`` and ``dpkern.cli.COMMANDS`` list.
+it under ``repository/``. The front page is README.md, and notebooks are pages too; the pages under
+``reference/`` list what ``dpkern.__all__`` and ``dpkern.cli.COMMANDS`` list.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "index.md", (ROOT / "README.md").read_text(), "README.md")
     _add(files, config, "reference/python.md", python_reference())
     _add(files, config, "reference/cli.md", "\n".join(cli_reference()))
+    listed = ["# Notebooks", ""]
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        page = notebook_page(notebook)
+        listed.append(f"- [{page.splitlines()[0].lstrip('# ')}]({notebook.stem}.md)")
+        _add(files, config, f"notebooks/{notebook.stem}.md", page)
+    _add(files, config, "notebooks/index.md", "\n".join(listed))
     pages = [(file.src_uri, file.content_string) for file in files if file.src_uri.endswith(".md")]
     waiting = [*ALWAYS]
     for uri, text in pages:
@@ -62,6 +69,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return relpath(_target(path), Path(here).parent.as_posix()) + (match[2] or "")
 
     return LINK.sub(moved, markdown)
+
+
+def notebook_page(path: Path) -> str:
+    """Return a notebook as a page: its text, and its code."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    where = f"This page is [a notebook]({path.name}): open it in Jupyter and run it."
+    return "\n\n".join([*parts, where])
 
 
 def programs(folder: Path) -> str:
@@ -167,9 +184,8 @@ def _target(path: str) -> str:
     """Return where a file or folder of the repository stands on the site."""
     if path == "README.md":
         return "index.md"
-    if (ROOT / path).is_dir():
-        return f"repository/{path}/index.md"
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+    page = f"{path}/index.md" if (ROOT / path).is_dir() else path
+    return page.removeprefix("docs/") if page.startswith("docs/") else f"repository/{page}"
 
 
 def _linked(place: str, text: str) -> Iterator[str]:

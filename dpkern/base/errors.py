@@ -52,8 +52,8 @@ def _shown(value: object) -> str:
         return brief(value)
 
 
-class InvalidInput(DPKernError):
-    """A value, shape, dtype, device, file or name that cannot be used."""
+class InvalidInput(DPKernError, ValueError):
+    """A value, shape, dtype, device, file or name that cannot be used; a ``ValueError`` too."""
 
 
 class UnsupportedModule(DPKernError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import tempfile
 from typing import IO, Any
 
 import torch
@@ -28,11 +29,15 @@ _CHUNK = 1 << 20
 _DAMAGED = "Take another copy of the file, or a checkpoint saved before it."
 
 
-def write(path: str | os.PathLike[str], content: Any, *, name: str = "path") -> None:
+Place = str | os.PathLike[str] | IO[bytes]
+"""A path, or an open file of bytes such as ``io.BytesIO``."""
+
+
+def write(path: Place, content: Any, *, name: str = "path") -> None:
     """Save ``content`` and its seal, atomically (``files.write_atomically``).
 
     Args:
-        path: in a folder that exists.
+        path: in a folder that exists; or an open file, which gets all bytes at once or none.
         content: tensors and plain values, which ``weights_only`` loading accepts.
         name: the caller's argument, for messages.
 
@@ -56,11 +61,17 @@ def write(path: str | os.PathLike[str], content: Any, *, name: str = "path") -> 
         file.flush()
         _check_loadable(name, file.name)
 
-    write_atomically(path, fill, name=name)
+    if not _is_open(path):
+        write_atomically(path, fill, name=name)  # type: ignore[arg-type]
+        return
+    with tempfile.NamedTemporaryFile() as whole:
+        fill(whole)
+        whole.seek(0)
+        path.write(whole.read())  # type: ignore[union-attr]
 
 
 def read(
-    path: str | os.PathLike[str],
+    path: Place,
     *,
     name: str = "path",
     unsealed: str,
@@ -69,7 +80,7 @@ def read(
     """Return the content of a file of ``write``, tensors on the CPU.
 
     Args:
-        path: the file.
+        path: the file; an open one is read to its end from where it stands.
         name: the caller's argument, for messages.
         unsealed: the remedy for an archive without a seal.
         absent: the remedy where there is no file.
@@ -78,6 +89,11 @@ def read(
         InvalidInput: no such file, the system refuses, or not a single byte more or less or other
             than what was written.
     """
+    if _is_open(path):
+        with tempfile.NamedTemporaryFile() as whole:
+            whole.write(path.read())  # type: ignore[union-attr]
+            whole.flush()
+            return read(whole.name, name=name, unsealed=unsealed, absent=absent)
     source = file_at(name, path)
     try:
         # One open file: what another process puts in its place meanwhile is another file.
@@ -95,6 +111,10 @@ def read(
         raise
     except Exception as error:
         raise _refused(name, source, _first_line(error), _DAMAGED) from error
+
+
+def _is_open(path: object) -> bool:
+    return hasattr(path, "read") and hasattr(path, "write")
 
 
 class _Sink:

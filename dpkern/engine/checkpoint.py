@@ -6,7 +6,6 @@ every part before it changes any, so a run goes on as saved or is left as it was
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ Parts = Mapping[str, Part | None]
 
 def save(
     engine: PrivacyEngine,
-    path: str | os.PathLike[str],
+    path: sealed.Place,
     parts: Parts,
     more: Mapping[str, Any] | None = None,
 ) -> None:
@@ -56,7 +55,8 @@ def save(
 
     Args:
         engine: an engine after ``make_private``.
-        path: path in a folder that exists. The file there, if any, is replaced.
+        path: path in a folder that exists. The file there, if any, is replaced. An open file of
+            bytes, such as ``io.BytesIO``, gets all of it.
         parts: the parts by their names in ``save_checkpoint``; None leaves one out.
         more: entries of the user's own, of tensors and plain values; the parts' names are taken.
 
@@ -80,7 +80,7 @@ def save(
     sealed.write(path, content)
 
 
-def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> dict[str, Any]:
+def load(engine: PrivacyEngine, path: sealed.Place, parts: Parts) -> dict[str, Any]:
     """Read a file of ``save`` into the parts and return its whole content, tensors on the CPU.
 
     Raises:

@@ -38,6 +38,9 @@ _NEVER = 2**31 - 1
 _ABSENT = object()
 _MINE = "_dpkern"
 
+SIZE = "expected_batch_size"
+"""Attribute of the optimizer that shows what sums are divided by."""
+
 PUBLIC = "passes under engine.public() used no private data"
 """The condition of certificates where gradients joined a step without being clipped."""
 
@@ -47,6 +50,7 @@ class OptimizerAdapter:
 
     ``optimizer.noise_multiplier`` and ``optimizer.max_grad_norm`` show the numbers in use; new
     values take effect at the next step, like the learning rate in ``param_groups``.
+    ``optimizer.expected_batch_size`` shows what sums are divided by, and stays.
 
     Args:
         optimizer: the user's optimizer; its trainable parameters are those of ``capture``.
@@ -107,7 +111,7 @@ class OptimizerAdapter:
             "_step_supports_amp_scaling": False,
             _MINE: self,
         }
-        names = (*new, *SCHEDULED)
+        names = (*new, *SCHEDULED, SIZE)
         self._own_step, self._own_zero_grad = optimizer.step, optimizer.zero_grad
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
@@ -286,6 +290,15 @@ class OptimizerAdapter:
 
     def _take_over(self) -> None:
         """Adopt the numbers that the user or a schedule changed on the optimizer."""
+        size = self.optimizer.__dict__[SIZE]
+        if size != self.dp_step.expected_batch_size:
+            raise InvalidInput(
+                f"optimizer.{SIZE}",
+                expected=f"{self.dp_step.expected_batch_size}, which make_private was told",
+                got=size,
+                remedy="Leave it; make_private(..., expected_batch_size=) sets what sums are "
+                "divided by.",
+            )
         now = {name: self.optimizer.__dict__[name] for name in self._shown}
         if now != self._shown:
             self.dp_step.mechanism = replace(self.dp_step.mechanism, **now)  # type: ignore[type-var]
@@ -320,6 +333,7 @@ class OptimizerAdapter:
         mechanism = self.dp_step.mechanism
         self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
         self.optimizer.__dict__.update(self._shown)
+        self.optimizer.__dict__[SIZE] = self.dp_step.expected_batch_size
 
 
 def adapter_of(optimizer: object) -> OptimizerAdapter | None:

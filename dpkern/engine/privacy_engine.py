@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..base.sealed import Place
 from ..step.state import CheckedState
 from . import checkpoint, saved_state, validate
 from .batch_invariance import BatchInvariance, test_engine
@@ -254,7 +254,7 @@ class PrivacyEngine(MakesPrivate):
     def save_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: Place,
         module: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         noise_scheduler: Scheduler | None = None,
@@ -277,7 +277,7 @@ class PrivacyEngine(MakesPrivate):
     def load_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: Place,
         module: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         noise_scheduler: Scheduler | None = None,

@@ -321,7 +321,7 @@ class Snapshot:
     def _in_class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
         """Yield state that a class holds, or that its functions close over."""
         for cls in kind.__mro__:
-            if cls.__module__.split(".")[0] in _FOREIGN or id(cls) in self._seen:
+            if (cls.__module__ or "").split(".")[0] in _FOREIGN or id(cls) in self._seen:
                 continue
             self._seen.add(id(cls))
             self._alive.append(cls)
@@ -349,7 +349,7 @@ class Snapshot:
             yield from self._in_function(path, thing)
         elif isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType)):
             return
-        elif type(thing).__module__.split(".")[0] not in _FOREIGN:
+        elif (type(thing).__module__ or "").split(".")[0] not in _FOREIGN:
             held = getattr(thing, "__dict__", None)
             self._looks.append((_attributes, thing, held))
             if isinstance(held, dict):
@@ -357,7 +357,7 @@ class Snapshot:
                 yield from ((f"{path}.{name}", value) for name, value in list(held.items()))
 
     def _in_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        if function.__module__.split(".")[0] in ("torch", "dpkern"):
+        if (function.__module__ or "").split(".")[0] in ("torch", "dpkern"):
             return
         for attribute in _PARTS_OF_FUNCTIONS:
             self._looks.append((attribute, function, attribute(function)))

@@ -140,7 +140,7 @@ def show_forward(module: nn.Module) -> bool:
     Returns:
         Whether the module's ``forward`` was set.
     """
-    place = getattr(type(module).forward, "__module__", "")
+    place = getattr(type(module).forward, "__module__", None) or ""  # None: made by exec()
     if not place.startswith("torch.nn.") or "forward" in vars(module):
         return False
     module.__dict__["forward"] = types.MethodType(forward, module)

@@ -370,3 +370,23 @@ def test_importing_dpkern_stays_light() -> None:
         with pytest.raises(AttributeError, match="nothing"):
             module.nothing  # noqa: B018
     assert BatchMemoryManager is dpkern.engine.loader.BatchMemoryManager
+
+
+def test_classes_made_by_exec_have_no_module_and_train() -> None:
+    names: dict[str, Any] = {}
+    exec(_NET, names)
+    run = Run(module=names["Net"]())
+    assert run.train(most=2) == 2
+
+
+_NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.one(x)
+"""

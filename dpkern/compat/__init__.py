@@ -1,0 +1,1 @@
+"""Interfaces of other packages over dpkern's, for programs that change an import."""

@@ -1,0 +1,14 @@
+"""The names of Opacus that scripts import, over dpkern's engine.
+
+    from dpkern.compat.opacus import PrivacyEngine
+    from dpkern.compat.opacus.utils.batch_memory_manager import BatchMemoryManager
+    from dpkern.compat.opacus.validators import ModuleValidator
+
+Modules, classes and arguments have the names of Opacus 1.6. Everything is thin: the engine is
+dpkern's own, with its guards and its accounting, so that what mixes samples is refused here too.
+"""
+
+from ...engine.privacy_engine import PrivacyEngine
+from . import accountants, layers, utils, validators
+
+__all__ = ["PrivacyEngine", "accountants", "layers", "utils", "validators"]

@@ -1,0 +1,149 @@
+"""Scripts written for Opacus run with their imports changed, and mean the same."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpkern import InvalidInput, UnsupportedModule, accounting
+from dpkern.compat.opacus import PrivacyEngine
+from dpkern.compat.opacus.accountants import get_noise_multiplier
+from dpkern.compat.opacus.layers import DPLSTM
+from dpkern.compat.opacus.utils.batch_memory_manager import BatchMemoryManager
+from dpkern.compat.opacus.validators import ModuleValidator, UnsupportedModuleError
+from dpkern.privacy.mechanisms import DPSGD
+
+RECORDS, BATCH = 60, 20
+
+
+def private(module: nn.Module | None = None, **options: Any) -> tuple[Any, Any, Any, PrivacyEngine]:
+    torch.manual_seed(0)
+    module = module or nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    data = TensorDataset(torch.randn(RECORDS, 4), torch.randint(2, (RECORDS,)))
+    engine = PrivacyEngine()
+    made = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=BATCH),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **options,
+    )
+    return *made, engine
+
+
+def test_batches_are_cut_inside_the_block_and_not_after() -> None:
+    module, optimizer, loader, engine = private()
+    sizes = []
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
+    ) as physical:
+        for x, y in physical:
+            sizes.append(len(x))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+    assert max(sizes) <= 3
+    assert len(sizes) > len(loader)
+    assert engine.step.steps == len(loader)
+    assert loader.max_physical_batch_size is None
+    assert max(len(x) for x, _ in loader) > 3
+
+
+def test_the_optimizer_shows_what_opacus_shows() -> None:
+    _, optimizer, loader, engine = private()
+    assert optimizer.noise_multiplier == 1.0
+    assert optimizer.max_grad_norm == 1.0
+    assert optimizer.expected_batch_size == loader.expected_batch_size == BATCH
+    engine.detach()
+    assert not hasattr(optimizer, "expected_batch_size")
+
+
+def test_an_expected_batch_size_that_was_changed_is_refused() -> None:
+    module, optimizer, loader, engine = private()
+    optimizer.expected_batch_size = 1000
+    x, y = next(iter(loader))
+    nn.functional.cross_entropy(module(x), y).backward()
+    with pytest.raises(InvalidInput, match="make_private was told"):
+        optimizer.step()
+    assert engine.step.steps == 0
+
+
+def test_modules_are_validated_and_fixed() -> None:
+    mixing = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
+    errors = ModuleValidator.validate(mixing)
+    assert [type(error) for error in errors] == [UnsupportedModuleError] * 2
+    assert not ModuleValidator.is_valid(mixing)
+    with pytest.raises(UnsupportedModule, match="2 findings"):
+        ModuleValidator.validate(mixing, strict=True)
+    fixed = ModuleValidator.fix_and_validate(mixing)
+    assert isinstance(mixing[1], nn.BatchNorm1d)
+    assert isinstance(fixed[1], nn.GroupNorm)  # type: ignore[index]
+
+
+def test_checkpoints_go_to_open_files_and_come_back() -> None:
+    module, optimizer, _, engine = private(unsafe_seed=3)
+    kept = io.BytesIO()
+    engine.save_checkpoint(path=kept, module=module, optimizer=optimizer)
+    kept.seek(0)
+    assert torch.load(kept, weights_only=True).keys() >= {"module_state_dict"}
+    kept.seek(0)
+    other, again, _, resumed = private(unsafe_seed=3)
+    with torch.no_grad():
+        next(iter(other.parameters())).data.zero_()
+    resumed.load_checkpoint(path=kept, module=other, optimizer=again)
+    for p, q in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p.detach(), q.detach())
+
+
+def test_a_damaged_open_file_is_refused() -> None:
+    module, optimizer, _, engine = private(unsafe_seed=3)
+    kept = io.BytesIO()
+    engine.save_checkpoint(path=kept, module=module, optimizer=optimizer)
+    damaged = bytearray(kept.getvalue())
+    damaged[len(damaged) // 2] ^= 1
+    with pytest.raises(InvalidInput, match="other bytes than were written"):
+        engine.load_checkpoint(path=io.BytesIO(bytes(damaged)), module=module)
+
+
+def test_wrong_values_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="accountant"):
+        PrivacyEngine(accountant="nobody's")
+
+
+def test_noise_for_a_target_meets_it_and_no_less_would() -> None:
+    run = {"sample_rate": 0.02, "steps": 100, "delta": 1e-5}
+    found = get_noise_multiplier(
+        target_epsilon=2.0, target_delta=1e-5, sample_rate=0.02, epochs=2, accountant="prv"
+    )
+
+    def spent(multiplier: float) -> float:
+        mechanism = DPSGD(noise_multiplier=multiplier, max_grad_norm=1.0)
+        return accounting.certify(mechanism, **run).epsilon  # type: ignore[arg-type]
+
+    assert spent(found) <= 2.0 < spent(0.99 * found)
+    with pytest.raises(InvalidInput, match="either epochs or steps"):
+        get_noise_multiplier(target_epsilon=2.0, target_delta=1e-5, sample_rate=0.02)
+
+
+def test_replaced_layers_are_torchs_own() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = DPLSTM(1, 5, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.lstm(x[..., None])[0][:, -1])
+            return out
+
+    module, optimizer, loader, engine = private(Tagger(), batch_first=True)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    assert engine.step.steps == len(loader)
