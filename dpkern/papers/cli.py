@@ -52,8 +52,8 @@ def command(
         str | None,
         typer.Option(
             help="Folder (with spof a CSV file) of the paper's data set, or folders by data set: "
-            f"{','.join(f'{kind}=FOLDER' for kind in KINDS)} (gredp). The default is generated "
-            "or embedded data, which are labelled so."
+            f"{','.join(f'{kind}=FOLDER' for kind in KINDS)} (gredp, directional, adlm). "
+            "The default is generated or embedded data, which are labelled so."
         ),
     ] = None,
     seeds: Annotated[

@@ -13,6 +13,7 @@ import torch
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, data_roots, reproduce, runner
+from dpkern.papers.directional import training as directional
 from dpkern.papers.gredp import cells
 from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
 from dpkern.privacy import accounting
@@ -127,6 +128,12 @@ def test_everything_is_checked_before_the_first_training(
         with pytest.raises(InvalidInput, match=f"^{name}: expected"):
             reproduce("gredp", "table1", ItemRequest(quick=False, data=data))
     assert not runs.calls
+
+
+def test_another_data_set_does_not_stand_for_the_one_of_a_row(mnist: str) -> None:
+    for data in (mnist, f"svhn={mnist}"):
+        with pytest.raises(InvalidInput, match=r"^data: expected svhn"):
+            directional.setting(ItemRequest(quick=True, data=data), "SVHN")
 
 
 def test_a_full_table_of_one_data_set_has_its_models_only(mnist: str, runs: FakeRuns) -> None:

@@ -160,7 +160,12 @@ def test_the_table_shows_statement_warnings_and_divergence(
 
 def test_every_mechanism_has_one_kind_of_session() -> None:
     kinds = set(SESSIONS.values())
-    assert {kind.__name__ for kind in kinds} == {"Session", "ObjectiveSession", "AdlmSession"}
+    assert {kind.__name__ for kind in kinds} == {
+        "Session",
+        "ObjectiveSession",
+        "AdlmSession",
+        "MomentsSession",
+    }
     assert sum(len(kind.KINDS[0].NAMES) for kind in kinds) == len(NAMES)
 
 

@@ -36,6 +36,7 @@ class DirectionalCase:
 
     Attributes:
         model: name in ``engine.demo.sources``.
+        kind: its data set, as ``--data KIND=FOLDER`` names it.
         substitute: data where the user gives none.
         clip: alpha.
         lot: printed lot size.
@@ -46,6 +47,7 @@ class DirectionalCase:
     """
 
     model: str
+    kind: str
     substitute: str
     clip: float
     lot: int
@@ -58,6 +60,7 @@ class DirectionalCase:
 CASES = {
     "MNIST": DirectionalCase(
         model="directional-lenet",
+        kind="mnist",
         substitute="synthetic-mnist",
         clip=0.1,
         lot=512,
@@ -68,6 +71,7 @@ CASES = {
     ),
     "SVHN": DirectionalCase(
         model="directional-alexnet",
+        kind="svhn",
         substitute="synthetic-svhn",
         clip=2.0,
         lot=256,
@@ -78,6 +82,7 @@ CASES = {
     ),
     "CIFAR-10": DirectionalCase(
         model="directional-resnet18",
+        kind="cifar10",
         substitute="synthetic-cifar10",
         clip=2.0,
         lot=256,
@@ -102,7 +107,7 @@ PAPER = Paper("directional", settings={"delta": DELTA}, notes=NOTES)
 def setting(request: ItemRequest, name: str, *, lot: int | None = None) -> RunSetting:
     """Return data, network and length of a run."""
     case = CASES[name]
-    data = request.dataset(case.substitute, rows=QUICK_ROWS)
+    data = request.dataset(case.substitute, rows=QUICK_ROWS, kind=case.kind)
     usual = QUICK_LOT if request.quick else case.lot
     return RunSetting(
         data=data,
