@@ -164,6 +164,39 @@ class WhitenedLayer(WrittenLayer):
 
 
 @dataclass(frozen=True)
+class WhitenedBinsLayer(Layer):
+    """A convolution that is clipped in whitened coordinates, made of the bins that its sum takes."""
+
+    release: Taps
+
+    @classmethod
+    def serves(cls, release: Taps) -> bool:
+        """Whether this is the cheaper way, as the engine chooses it."""
+        site, band, signal = release.site, release.band, release.signal
+        if not isinstance(band, Band) or signal is None:
+            return False
+        x, g = operands(site, 1, torch.float32)
+        size = band.size if release.size is None else release.size
+        how: dict[str, Any] = geometry(site)
+        return spectral.norm_by_bins(x, g, rank=len(signal), size=size, band=band, **how)
+
+    def norm(self, batch: int, dtype: torch.dtype) -> Items:
+        x, g = operands(self.site, batch, dtype)
+        signal = self.release.signal
+        assert signal is not None
+        matrix = shaped(signal.shape, torch.float64)
+        how = {"band": self.release.band, **geometry(self.site)}
+        gained = exact(f"{CLIP}: gain", glue.each(batch, MUL=1))
+        return call("spectral.whitened_bins", CLIP, x, g, matrix, **how) + gained
+
+    def sum(self, factors: torch.Tensor) -> Items:
+        x, g = operands(self.site, len(factors), factors.dtype)
+        assert isinstance(self.release.band, Band)
+        out = shaped(self.block.shape, factors.dtype)
+        return call("spectral.bins_sum", CLIP, *_bins(self.release.band, x, g), factors, out)
+
+
+@dataclass(frozen=True)
 class SpectrumLayer(Layer):
     """A layer that is clipped by the norm of its spectrum, or of its kept part."""
 
@@ -197,7 +230,8 @@ def _layer(block: Block, sites: Sequence[Site]) -> Layer | None:
             return SpectrumLayer(block, release.site, release)
         whitened = release.norm == "release" and release.signal is not None
         if whitened and release.site.kind == "conv" and sites:
-            return WhitenedLayer(block, release.site, release)
+            kind = WhitenedBinsLayer if WhitenedBinsLayer.serves(release) else WhitenedLayer
+            return kind(block, release.site, release)
     raise InvalidInput(
         "samples",
         expected="layers that are clipped by their gradient, spectrum or whitened coordinates",
@@ -224,6 +258,12 @@ def by_bins(release: Taps, x: torch.Tensor, g: torch.Tensor) -> bool:
     size = band.size if release.size is None else release.size
     route = spectral.sum_route(x, g, size=size, band=band, **geometry(release.site))  # type: ignore[arg-type]
     return size == band.size and route == "bins"
+
+
+def _bins(band: Band, x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+    """Return both operands' retained bins."""
+    kept = len(kept_bins(band))
+    return [shaped((kept, len(x), 2, t.shape[1]), x.dtype) for t in (x, g)]
 
 
 def _norm(release: Taps, batch: int, dtype: torch.dtype) -> Items:
@@ -253,14 +293,12 @@ def _sum(release: Taps, block: Block, factors: torch.Tensor) -> Items:
     size = band.size if release.size is None else release.size
     route = spectral.sum_route(x, g, size=size, band=band, **arguments)  # type: ignore[arg-type]
     if route == "bins":
-        kept = len(kept_bins(band))
-        pairs = [shaped((kept, len(x), 2, t.shape[1]), x.dtype) for t in (x, g)]
         made = (
             []
             if by_bins(release, x, g)
             else call("spectral.conv_bins", CLIP, x, g, band=band, **arguments)
         )
-        return made + call("spectral.bins_sum", CLIP, *pairs, factors, out)
+        return made + call("spectral.bins_sum", CLIP, *_bins(band, x, g), factors, out)
     rows = site.least
     filtered = call("spectral.filtered", CLIP, x, padding=site.padding, rows=rows, band=band)
     inputs = shaped((*x.shape[:2], *rows), x.dtype)

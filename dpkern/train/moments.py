@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..base.rng import Key
 from ..base.threads import torch_threads
 from ..objective import moments
 from ..objective.moments import ReleasedMoments
@@ -20,6 +22,9 @@ from .moments_options import SumsOptions, SurrogateOptions
 from .objective_report import title
 from .report import FigureSpec
 from .steps import Steps
+
+EXAMPLES = 256
+"""Number of generated records whose release is counted and timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,17 @@ class MomentsSession(BaseSession[SumsOptions, SurrogateOptions, FittedEpoch]):
     def describe(self, epoch: FittedEpoch) -> str:
         """Return one line on the run after an epoch, for a progress bar."""
         return f"held-out accuracy {epoch.heldout_accuracy:.2f} %"
+
+    def _example(self) -> tuple[Callable[[], object], str, int]:
+        rows = torch.rand((EXAMPLES, *self.data.row_shape))
+        labels = torch.arange(EXAMPLES) % self.data.classes
+        features = self.feature_map(rows, radius=self.mechanism.radius)
+
+        def step() -> None:
+            moments.release(self.mechanism, features, labels, Key.from_unsafe_seed(0))
+
+        of = f"a release of the sums of {EXAMPLES} generated records"
+        return step, of, self.mechanism.coordinates
 
     def _facts(self) -> dict[str, Any]:
         return moments_mechanism.facts(self.mechanism, self.feature_map, seeded=self.seeded)

@@ -24,7 +24,7 @@ AT_CONVOLUTIONS = (
     *("dpsgd", "dpsgd-per-layer", "dpsgd-automatic", "gredp", "gredp-published"),
     *("spectral_dp", "spectral_dp-published"),
 )
-TRANSFORMING = {"spectral.conv_norm", "spectral.conv_bins", "spectral.filtered"}
+TRANSFORMING = {f"spectral.{op}" for op in ("conv_norm", "conv_bins", "filtered", "whitened_bins")}
 
 
 def engine_calls(mechanism: Mechanism, n: int, code: int) -> list[tuple[str, Counts]]:
