@@ -165,7 +165,7 @@ class WhitenedLayer(WrittenLayer):
 
 @dataclass(frozen=True)
 class WhitenedBinsLayer(Layer):
-    """A convolution that is clipped in whitened coordinates, made of the bins that its sum takes."""
+    """A convolution clipped in whitened coordinates, made of the bins that its sum takes too."""
 
     release: Taps
 
