@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PARTS = ("inputs", "relevance", "targets")
 
 
+@pytest.fixture
+def one_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre-train once: the public network is the same whatever the source of the draws."""
+    made: list[torch.nn.Sequential] = []
+    train = adlm.pretrained
+
+    def pretrained(*args: Any, **kwargs: Any) -> torch.nn.Sequential:
+        if not made:
+            made.append(train(*args, **kwargs))
+        return copy.deepcopy(made[0])
+
+    monkeypatch.setattr(adlm, "pretrained", pretrained)
+
+
 def released(session: AdlmSession) -> ReleasedDataset:
     (found,) = session.training.released
     return found
@@ -35,6 +50,7 @@ def same(one: ReleasedDataset, other: ReleasedDataset) -> dict[str, bool]:
     return {name: torch.equal(a, b) for name, (a, b) in pairs.items() if a is not None}
 
 
+@pytest.mark.usefixtures("one_pretraining")
 @pytest.mark.parametrize("labels", ["laplace", "response"])
 @pytest.mark.parametrize("mechanism", ["ilm", "adlm"])
 def test_a_ring_releases_the_same_bits_and_tables_others(
