@@ -225,6 +225,9 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             *maps(), **conv, size=(13, 13), band=band, **on
         ),
         "spectral.conv_bins": lambda: spectral.conv_bins(*maps(), **conv, band=band, **on)[2],
+        "spectral.whitened_bins": lambda: spectral.whitened_bins(
+            *maps(), t(4, 9).double(), **conv, band=band, **on
+        )[2],
         "spectral.bins_sum": bins_sum,
         "spectral.circulant_norm": lambda: spectral.circulant_norm(
             t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), band=blocks, **on
