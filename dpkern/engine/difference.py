@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import UnsupportedModule
+from .calls_apart import first_apart, recorded
 from .fewer_rows import check_fewer_rows
 from .local import local
 from .outcome import ProbeOutcome
@@ -39,6 +40,7 @@ from .replaced_rows import (
     taken_rows,
     tensors_of,
 )
+from .zero_gates import gates_opened, is_zero
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -55,9 +57,6 @@ WHOLE = 0.25
 """Share of the secret probes that run on the whole of a large batch."""
 
 _SECRET = random.SystemRandom()
-
-GATE = 0.1
-"""Standard deviation of the values that replace all-zero parameters during a probe."""
 
 
 _KEPT = (Tensor, int, float, complex)
@@ -123,7 +122,7 @@ class DifferenceProbe:
         self._draws = RandomState(self._devices)
         self._made: _Base | None = None
         self._cut = secret and _SECRET.random() >= WHOLE
-        with _gates_opened(self.trained if full and rows else ()):
+        with gates_opened(self.trained if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
             # Most modules never write to trained parameters: one look at the end shows that.
             self._trusted = {id(p) for p in self.trained}
@@ -140,7 +139,7 @@ class DifferenceProbe:
             Whether that pass can serve: it runs with the parameters that a probe would have, and
             the snapshot shows every change that it makes to the module.
         """
-        if not self.whole or any(_is_zero(data) for data in map(_data, self.trained)):
+        if not self.whole or any(is_zero(data) for data in map(_data, self.trained)):
             return False
         self._draws = RandomState(self._devices)
         self._before = Snapshot(self.module)
@@ -457,21 +456,11 @@ class DifferenceProbe:
         """
         calls = []
         for arguments in (self.arguments, inputs):
-            with _recorded(self.module) as seen:
+            with recorded(self.module) as seen:
                 self._pass(fresh(arguments))
             calls.append(seen)
             self._put_back()
-        for (name, ins, outs), (again, other_ins, other_outs) in zip(*calls, strict=False):
-            if not kept or name != again:
-                continue
-            if differing(ins, other_ins, self.batch, kept):
-                if between:
-                    return f"the input of {name}"
-                continue
-            if differing(outs, other_outs, self.batch, kept):
-                kind = type(self.module.get_submodule(name)).__name__
-                return f"{name} ({kind})" if name else kind
-        return ""
+        return first_apart(self.module, calls, self.batch, kept, between=between)
 
 
 def _has_losses(output: Any) -> bool:
@@ -484,61 +473,7 @@ def _data(parameter: Tensor) -> Tensor:
         return parameter.data
 
 
-def _is_zero(data: Tensor) -> bool:
-    """Whether a parameter is zero throughout, and so may hide what is behind it."""
-    if data.layout is not torch.strided or data.is_meta:
-        return False
-    return not (data.dim() and data[:1].any()) and not data.any()
-
-
 def _alike(one: Any, two: Any) -> bool:
     """Whether two outputs of the same samples agree, tensors without rows included."""
     pairs = zip(tensors_of(one), tensors_of(two), strict=False)
     return all(differing(a[None], b[None], 1, [0]) is None for a, b in pairs)
-
-
-@contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[tuple[str, Any, Any]]]:
-    """Record every module's inputs and outputs, in the order in which calls end."""
-    seen: list[tuple[str, Any, Any]] = []
-    waiting: list[Any] = []
-    handles: list[Any] = []
-
-    def watch(name: str, part: nn.Module) -> None:
-        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
-            waiting.append(fresh((args, kwargs)))
-
-        def leave(_: nn.Module, args: Any, output: Any) -> None:
-            if waiting:
-                seen.append((name, waiting.pop(), fresh(output)))
-
-        handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(part.register_forward_hook(leave))
-
-    for name, part in module.named_modules():
-        watch(name, part)
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _gates_opened(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Replace parameters that are zero throughout by small random values in this block."""
-    generator = torch.Generator().manual_seed(len(parameters))
-    changed = []
-    with without_torch_function(), torch.no_grad():
-        for parameter in parameters:
-            data = parameter.data
-            if _is_zero(data):
-                noise = torch.randn(data.shape, generator=generator) * GATE
-                changed.append(data)
-                data.copy_(noise)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for data in changed:
-                data.zero_()
