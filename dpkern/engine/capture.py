@@ -28,7 +28,7 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
-from .row_owners import GatheredRows
+from .row_owners import GatheredRows, may_move
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -152,8 +152,8 @@ class Capture:
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
         self._inconclusive: set[tuple[Any, ...]] = set()
-        self._ways: set[tuple[Any, int]] = set()
-        """Uses that a probe has seen, with the number of operations in front of them."""
+        self._ways: set[tuple[Any, ...]] = set()
+        """Uses that a probe has seen, with the operations in front of them."""
         self._gathered = GatheredRows()
         self._apart: set[CapturedOp] = set()
         """Uses of the current samples that a probe has seen, also at sites with others that it has
@@ -364,10 +364,12 @@ class Capture:
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
         self.recorded = True
         again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
+        kinds = () if again else nodes_between.kinds(x)
         nodes = 0 if again else nodes_between.take()
+        moves = owners is None and not again and may_move(x)
         use = CapturedOp(
             *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
-            *(self.padded, rows, nodes, owners),
+            *(self.padded, rows, nodes, kinds, moves, owners),
         )
         if self.unscaled and _in_half(x):
             self.has_half = True
@@ -376,7 +378,8 @@ class Capture:
             for target in targets:
                 if target is not None:
                     target.source.uses += 1
-        if site not in self._verified or not (again or (site, nodes) in self._ways):
+        way = site, nodes, kinds
+        if site not in self._verified or moves or not (again or way in self._ways):
             self._fresh.append(use)
         if self.on_use is not None:
             self.on_use(use, x)
@@ -561,7 +564,7 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
-            self._ways |= {(use.site, use.nodes) for use in fresh}
+            self._ways |= {(use.site, use.nodes, use.kinds) for use in fresh}
             self._apart |= probe.seen_uses
             self._inconclusive = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen

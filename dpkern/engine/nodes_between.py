@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 _made = torch._C._autograd._get_sequence_nr
 """Number of nodes that this thread has made so far."""
@@ -27,12 +29,12 @@ class NodesBetween:
             its first use, since what it makes itself does not count.
     """
 
-    __slots__ = ("_depth", "_found", "_left", "pending")
+    __slots__ = ("_depth", "_entered", "_found", "_left", "pending")
 
     def __init__(self) -> None:
         self._left = _NONE
         self._depth = 0
-        self._found = 0
+        self._entered = self._found = 0
         self.pending = 0
 
     def begin(self) -> None:
@@ -42,7 +44,8 @@ class NodesBetween:
     def enter(self) -> None:
         """Begin an operation that is replayed; ``leave`` ends it, or ``give_up``."""
         if not self._depth:
-            self._found = self.pending = 0 if self._left == _NONE else _made() - self._left
+            self._entered = _made()
+            self._found = self.pending = 0 if self._left == _NONE else self._entered - self._left
 
     def give_up(self) -> None:
         """Forget what a replay has made that came to nothing: the operation runs another way."""
@@ -63,6 +66,23 @@ class NodesBetween:
         finally:
             self._depth -= 1
             self.leave()
+
+    def kinds(self, x: Tensor) -> tuple[type[Any], ...]:
+        """Return the kinds of these nodes on the way back from an operand, first operands first.
+
+        An operation may stand in another's place: as many nodes are not the same nodes.
+        """
+        found: list[type[Any]] = []
+        node: Any = x.grad_fn if self.pending else None
+        while node is not None:
+            number = node._sequence_nr()
+            if number < self._left:
+                break
+            if number < self._entered:  # not made by the operation itself
+                found.append(type(node))
+            following = node.next_functions
+            node = following[0][0] if following else None
+        return tuple(found)
 
     def take(self) -> int:
         """Return the number of nodes in front of a use, and count no more of them."""

@@ -9,6 +9,7 @@ also where the shapes happen to agree.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,11 @@ ATTEMPTS = 4
 After the first one they are those that reach such uses, as a pass of all samples shows: in packed
 sequences only long samples reach the uses of late time steps.
 """
+
+SCALES = tuple(sign * 2.0**power for sign in (1, -1) for power in range(-2, 3))
+"""Factors of a sample's outputs: exact in every format, as powers of two."""
+
+_SECRET = random.SystemRandom()
 
 GATHERED = 32
 """The same where a use sees the rows of some samples only: few of them may reach it."""
@@ -162,37 +168,39 @@ class Probe:
             self._backward(zero if next_loss is None else next_loss + zero, anchor)
 
     def compare(self, output: Any, anchor: Tensor) -> None:
-        """Send all samples backward twice, half of them with other output gradients.
+        """Send all samples backward twice, the second time each with a factor of its own.
 
-        A sample alone does not show hooks and backward passes that are not linear, such as a
-        division by the norm of all gradients: what arrives for the other half must be the same.
+        What arrives in a sample's rows must be that factor times what arrived before. That shows
+        rows of other samples, for all samples at once, and hooks and backward passes that are not
+        linear, such as a division by the norm of all gradients.
         """
         # Only the first output, since others may have something else in their first dimension.
         whole = self._whole([t for t in _outputs(output) if t.requires_grad])[:1]
         if not whole:
             return
-        changed = torch.arange(self.batch) < self.batch // 2
+        scales = torch.tensor(_SECRET.choices(SCALES, k=self.batch), dtype=torch.float64)
         heard = []
-        for scale in (1.0, -3.0):
+        for scale in (torch.ones_like(scales), scales):
             self._heard = Heard()
-            loss = torch.stack([self._weighted(t, changed, scale) for t in whole]).sum()
+            loss = torch.stack([self._weighted(t, scale) for t in whole]).sum()
             self._backward(loss, anchor)
             heard.append(self._heard)
         self._heard = None
         for (use, one), (again, two) in zip(*heard, strict=False):
-            kept = ~changed.to(one.device)
-            for a, b in zip(one, two, strict=True):
-                off = (a - b)[kept].nan_to_num().abs().max()
-                if use is again and bool(off > 1e-4 * a[kept].nan_to_num().abs().max()):
+            expected = one * torch.stack((scales, scales.abs())).to(one.device)  # sums and norms
+            for a, b in zip(expected, two, strict=True):
+                off = (a - b).nan_to_num().abs().max()
+                if use is again and bool(off > 1e-4 * a.nan_to_num().abs().max()):
                     names = f"{use.names} in {use.operation}" if use.names else use.operation
                     self.findings[use.site] = names
 
-    def _weighted(self, tensor: Tensor, changed: Tensor, scale: float) -> Tensor:
-        """Return a sum of the outputs with random weights, times ``scale`` for changed samples."""
+    def _weighted(self, tensor: Tensor, scales: Tensor) -> Tensor:
+        """Return a sum of the outputs with random weights, times each sample's scale."""
         each = tensor.shape[0] // self.batch
         generator = torch.Generator().manual_seed(tensor.shape[0])
         weights = torch.rand(tensor.shape, generator=generator) + 0.5
-        weights[changed.repeat_interleave(each)] *= scale
+        shape = -1, *(1,) * (tensor.dim() - 1)
+        weights *= scales.float().repeat_interleave(each).reshape(shape)
         return (tensor.float() * weights.to(tensor.device)).sum()
 
     def _whole(self, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -216,13 +224,12 @@ class Probe:
             return
         reach: dict[Any, Tensor] = {}
         self._reach = reach
-        every = torch.ones(self.batch, dtype=torch.bool)
-        yield torch.stack([self._weighted(t, every, 1.0) for t in whole]).sum()
+        yield torch.stack([self._weighted(t, torch.ones(self.batch)) for t in whole]).sum()
         self._reach = None
         gathered = any(use.owners is not None for use in self.fresh & self.dull)
         for _ in range(min(GATHERED if gathered else ATTEMPTS - 1, self.batch - 1)):
             left = [mask for key, mask in reach.items() if key in self.dull]
-            counts = torch.stack(left).sum(0) if left else every * 0
+            counts = torch.stack(left).sum(0) if left else torch.zeros(self.batch)
             if not int(counts.max()):
                 return  # what no sample reaches cannot be told
             self.sample = int(counts.argmax())

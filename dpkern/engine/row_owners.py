@@ -79,32 +79,115 @@ def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | Non
     """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
-    return _follow(x.grad_fn, int(x.shape[0]), batch, batch_id, DEPTH)
+    return _Search(batch, batch_id).follow(x.grad_fn, int(x.shape[0]), DEPTH)
 
 
-def _follow(
-    node: Any, rows: int, batch: int, batch_id: int, depth: int
-) -> tuple[Tensor, bool] | None:
-    """Return the samples of a node's rows, and whether rows were gathered on the way."""
-    if node is None or depth == 0:
-        return None
-    captured = _captured(node)
-    if captured is not None:
-        return _of_use(captured, rows, batch, batch_id)
-    name = re.sub(r"Backward\d*$", "", node.name().removeprefix("_"))
-    if name in _RESHAPING:
-        return _reshaped(node, rows, batch, batch_id, depth)
-    picked = _picked(node, name, rows)
-    if picked is not None:
-        index, before = picked
-        found = _follow(node.next_functions[0][0], before, batch, batch_id, depth - 1)
-        return None if found is None else (found[0][index.to(found[0].device)], True)
-    if name in _SAME_ROWS or (name in _OF_A_DIMENSION and _leaves_rows(node)):
+_PICKING = frozenset("Index IndexSelect Gather Sort Topk Take MaskedSelect".split())
+"""Operations whose result may stand in another order, as their indices say."""
+
+_TURNING = frozenset("Transpose Permute T".split())
+
+MOST = 4096
+"""Maximum number of operations that are looked at."""
+
+
+def may_move(x: Tensor) -> bool:
+    """Whether rows may have been picked between the uses before and this operand.
+
+    What indices do to rows can be another thing in each batch. Those that are followed are known;
+    with others a probe has to look at every batch.
+    """
+    stack, met, picked, turned = [x.grad_fn], {x.grad_fn}, False, False
+    while stack and len(met) < MOST:
+        node = stack.pop()
+        if node is None or _captured(node) is not None:
+            continue
+        name = _name(node)
+        turned = turned or name in _TURNING
+        if name in _PICKING:
+            picked = True
+            if _along_rows(node, name):
+                return True
         for following, _ in node.next_functions:
-            found = _follow(following, rows, batch, batch_id, depth - 1)
-            if found is not None:
-                return found
-    return None
+            if following not in met:
+                met.add(following)
+                stack.append(following)
+    return (picked and turned) or len(met) >= MOST
+
+
+def _along_rows(node: Any, name: str) -> bool:
+    """Whether it picks along the first dimension."""
+    if name == "Index":
+        return node._saved_indices[0] is not None
+    if name in ("Take", "MaskedSelect"):
+        return True
+    for attribute in ("_saved_index", "_saved_indices"):
+        index = getattr(node, attribute, None)
+        if isinstance(index, Tensor):
+            return _dim(node) % max(index.dim(), 1) == 0
+    return not _leaves_rows(node)
+
+
+def _name(node: Any) -> str:
+    return re.sub(r"Backward\d*$", "", node.name().removeprefix("_"))
+
+
+Found = tuple[Tensor, bool] | None
+
+
+class _Search:
+    """The way back from one operand; every node is looked at once for each number of rows."""
+
+    def __init__(self, batch: int, batch_id: int) -> None:
+        self.batch, self.batch_id = batch, batch_id
+        self._known: dict[tuple[Any, int], Found] = {}
+
+    def follow(self, node: Any, rows: int, depth: int) -> Found:
+        """Return the samples of a node's rows, and whether rows were gathered on the way."""
+        if node is None or depth == 0:
+            return None
+        key = node, rows
+        if key not in self._known:
+            self._known[key] = None  # for the way back to itself, which there is not
+            self._known[key] = self._looked_at(node, rows, depth)
+        return self._known[key]
+
+    def _looked_at(self, node: Any, rows: int, depth: int) -> Found:
+        captured = _captured(node)
+        if captured is not None:
+            return _of_use(captured, rows, self.batch, self.batch_id)
+        name = _name(node)
+        if name in _RESHAPING:
+            return self._reshaped(node, rows, depth)
+        picked = _picked(node, name, rows)
+        if picked is not None:
+            index, before = picked
+            found = self.follow(node.next_functions[0][0], before, depth - 1)
+            return None if found is None else (found[0][index.to(found[0].device)], True)
+        if name in _SAME_ROWS or (name in _OF_A_DIMENSION and _leaves_rows(node)):
+            for following, _ in node.next_functions:
+                found = self.follow(following, rows, depth - 1)
+                if found is not None:
+                    return found
+        return None
+
+    def _reshaped(self, node: Any, rows: int, depth: int) -> Found:
+        sizes = list(node._saved_self_sym_sizes)
+        while len(sizes) > 1 and sizes[0] == 1 != rows:
+            del sizes[0]  # a dimension in front of the rows
+        before = int(sizes[0]) if sizes else 0
+        if not before or not rows or (rows % before and before % rows):
+            return None
+        found = self.follow(node.next_functions[0][0], before, depth - 1)
+        if found is None or rows == before:
+            return found
+        owners, gathered = found
+        if rows > before:
+            return owners.repeat_interleave(rows // before), gathered
+        together = owners.view(rows, before // rows)
+        if not bool((together == together[:, :1]).all()):
+            return None
+        return together[:, 0], gathered
 
 
 _OF_A_DIMENSION = frozenset(("Split", "Slice", "Softmax", "SplitWithSizes", "Select"))
@@ -112,13 +195,16 @@ _OF_A_DIMENSION = frozenset(("Split", "Slice", "Softmax", "SplitWithSizes", "Sel
 
 def _leaves_rows(node: Any) -> bool:
     """Whether the operation runs along another dimension than the first."""
-    dim = int(node._saved_dim)
-    if dim >= 1 << 63:
-        dim -= 1 << 64  # autograd shows a negative number as an unsigned one
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
         sizes = node._saved_result.shape
-    return dim % len(sizes) != 0
+    return _dim(node) % len(sizes) != 0
+
+
+def _dim(node: Any) -> int:
+    """Return the dimension that the operation runs along."""
+    dim = int(node._saved_dim)
+    return dim - (1 << 64) if dim >= 1 << 63 else dim  # autograd shows it as an unsigned number
 
 
 def _captured(node: Any) -> CapturedOp | None:
@@ -139,27 +225,6 @@ def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> tuple[Tens
     if rows % batch:
         return None
     return torch.arange(rows) // (rows // batch), False
-
-
-def _reshaped(
-    node: Any, rows: int, batch: int, batch_id: int, depth: int
-) -> tuple[Tensor, bool] | None:
-    sizes = list(node._saved_self_sym_sizes)
-    while len(sizes) > 1 and sizes[0] == 1 != rows:
-        del sizes[0]  # a dimension in front of the rows
-    before = int(sizes[0]) if sizes else 0
-    if not before or not rows or (rows % before and before % rows):
-        return None
-    found = _follow(node.next_functions[0][0], before, batch, batch_id, depth - 1)
-    if found is None or rows == before:
-        return found
-    owners, gathered = found
-    if rows > before:
-        return owners.repeat_interleave(rows // before), gathered
-    together = owners.view(rows, before // rows)
-    if not bool((together == together[:, :1]).all()):
-        return None
-    return together[:, 0], gathered
 
 
 def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:

@@ -123,6 +123,10 @@ class CapturedOp:
     """Number of rows of its operand."""
     nodes: int = 0
     """Number of autograd nodes between the use before and this one."""
+    kinds: tuple[type[Any], ...] = ()
+    """Their kinds, on the way of the operand."""
+    moves: bool = False
+    """Whether rows may have been moved on that way by what the batch holds."""
     owners: Tensor | None = None
     """The sample of each row ``[rows]``, where rows were gathered; None if samples follow."""
 

@@ -244,7 +244,8 @@ def to_radius(features: Tensor, radius: int) -> Tensor:
     fits = nearest.square().sum(1, keepdim=True) <= radius**2
     lower = (shares * (radius * (1 - 2.0**-40))).trunc_().to(torch.int64)
     found = torch.where(fits, nearest, lower)
-    if bool((found.square().sum(1) > radius**2).any()):
+    outside = (found > radius) | (found < -radius)  # whose squares may not fit 64 bits
+    if bool(outside.any()) or bool((found.square().sum(1) > radius**2).any()):
         raise PrivacyError(
             "features",
             expected=f"integer vectors of norm at most {radius}",

@@ -110,7 +110,9 @@ def contributions(mechanism: ObjectiveRelease, features: Tensor, labels: Tensor)
     tensor(labels=labels, shape=(len(features),), dtypes=(torch.int64,))
     squared = mechanism.radius**2
     # Each entry is bounded before it is squared: no product leaves 64 bits.
-    short = bool((features.abs() <= mechanism.radius).all())
+    # The least int64 is its own absolute value.
+    radius = mechanism.radius
+    short = bool(((features >= -radius) & (features <= radius)).all())
     if not short or bool((features.square().sum(1) > squared).any()):
         raise InvalidInput(
             "features",

@@ -25,11 +25,13 @@ class SortsSometimes(nn.Module):
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
         self.gather = gather
+        self.same: Callable[[Tensor], Tensor] = lambda h: h
 
     def forward(self, x: Tensor) -> Tensor:
         order = x[:, 0].argsort()
         if bool((order == torch.arange(len(x))).all()):
-            return self.c(F.relu(self.b(F.relu(self.a(x)))))
+            h = F.relu(self.b(self.same(F.relu(self.a(x)))))
+            return self.c(self.same(h))
         h = self.gather(F.relu(self.a(x)), order)
         h = F.relu(self.b(h))
         return self.c(self.gather(h, order.argsort()))
@@ -134,3 +136,85 @@ def test_operations_that_come_and_go_cost_a_probe_and_no_more() -> None:
     for seed in range(12):
         assert loop.error_of_step(*batch(seed, in_order=seed % 3 != 0)) < 1e-5
     assert 1 <= sum(probes) <= 3
+
+
+class SortsAlways(nn.Module):
+    """MLP that sorts the rows between two layers, in whatever order they come."""
+
+    def __init__(self, gather: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.gather = gather
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        h = self.gather(F.relu(self.a(x)), order)
+        return self.c(self.gather(F.relu(self.b(h)), order.argsort()))
+
+
+NOT_FOLLOWED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "take_along_dim": lambda h, order: torch.take_along_dim(h, order[:, None], 0),
+    "a mean behind": lambda h, order: h[order][:, None].expand(-1, 2, -1).mean(1),
+    "transposed": lambda h, order: h.T[:, order].T,
+}
+
+
+@pytest.mark.parametrize("gather", NOT_FOLLOWED)
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_the_same_operations_that_move_no_row_at_first(gather: str, replayed: bool) -> None:
+    torch.manual_seed(0)
+    loop = Loop(SortsAlways(NOT_FOLLOWED[gather]), replayed=replayed)
+    for seed in range(4):
+        assert loop.error_of_step(*batch(seed, in_order=True)) < 1e-5
+    before = loop.weights()
+    with pytest.raises(UnsupportedModule, match="rows of other samples"):
+        loop.error_of_step(*batch(7, in_order=False))
+    assert torch.equal(loop.weights(), before)
+
+
+def test_two_rows_that_change_places_are_found_among_many() -> None:
+    torch.manual_seed(0)
+    loop = Loop(SortsAlways(NOT_FOLLOWED["take_along_dim"]), replayed=False)
+    for seed in range(3):
+        assert loop.error_of_step(*batch(seed, in_order=True)) < 1e-5
+    found = 0
+    for seed in range(10):
+        x, y = batch(seed, in_order=True)
+        x[[0, 1], 0] = x[[1, 0], 0]
+        try:
+            loop.error_of_step(x, y)
+        except UnsupportedModule:
+            found += 1
+            loop.run.optimizer.zero_grad()
+    assert found >= 5  # nine in ten are
+
+
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_another_operation_in_the_place_of_one(replayed: bool) -> None:
+    torch.manual_seed(0)
+    module = SortsSometimes(lambda h, order: h.flip(0))
+    module.same = lambda h: h * 1.0
+    loop = Loop(module, replayed=replayed)
+    for seed in range(4):
+        assert loop.error_of_step(*batch(seed, in_order=True)) < 1e-5
+    with pytest.raises(UnsupportedModule, match="rows of other samples"):
+        loop.error_of_step(*batch(7, in_order=False))
+
+
+def test_long_chains_of_sums_are_followed_at_once() -> None:
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.cos(self.a(x))
+            for _ in range(70):
+                h = h + 0.01 * (torch.tanh(h) - h)
+            return self.b(h)
+
+    torch.manual_seed(0)
+    loop = Loop(Flow(), replayed=True)
+    for seed in range(4):
+        assert loop.error_of_step(*batch(seed, in_order=False)) < 1e-5
+    assert loop.run.capture.program.replays > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpkern.base.errors import InvalidInput
+from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Key
 from dpkern.objective import moments
 from dpkern.objective.feature_maps import MAPS, FeatureMap, to_radius, wavelets
@@ -192,3 +192,15 @@ def test_bad_maps_are_refused_by_name(fields: dict[str, Any], name: str) -> None
 def test_rows_outside_their_public_range_are_refused(value: float) -> None:
     with pytest.raises(InvalidInput, match=r"^x: expected entries in \[0, 1\]"):
         FeatureMap(row_shape=(3,))(torch.tensor([[0.0, value, 1.0]]), radius=100)
+
+
+def test_the_least_integer_which_nan_becomes_is_refused() -> None:
+    mechanism = ObjectiveRelease(epsilon=1.0, length=4, classes=2)
+    rows = torch.rand(50, 4)
+    rows[7, 2] = float("nan")
+    features = (rows * 80).long()
+    features[7, 2] = -(2**63)  # what x86 makes of NaN
+    with pytest.raises(InvalidInput, match="^features: expected"):
+        moments.contributions(mechanism, features, torch.zeros(50, dtype=torch.int64))
+    with pytest.raises(PrivacyError, match="^features: expected"):
+        to_radius(torch.tensor([[-(2**63), 0]]), 100)

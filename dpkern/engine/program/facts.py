@@ -28,7 +28,7 @@ class UseFacts:
         dtype: dtype of the input.
         differentiable: whether the input needs a gradient.
         saved: options of the operation, as pairs.
-        nodes: number of autograd nodes between the use before and this one.
+        nodes, kinds: autograd nodes between the use before and this one.
         obstacle: why no program can hold this use; empty if one can.
     """
 
@@ -41,6 +41,7 @@ class UseFacts:
     differentiable: bool
     saved: tuple[tuple[str, Any], ...]
     nodes: int
+    kinds: tuple[type[Any], ...]
     obstacle: str = ""
 
     @property
@@ -70,6 +71,7 @@ def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFact
         differentiable=x.requires_grad,
         saved=tuple(use.saved.items()),
         nodes=use.nodes,
+        kinds=use.kinds,
         obstacle=_obstacle(use, x, operations),
     )
 
@@ -77,6 +79,8 @@ def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFact
 def _obstacle(use: CapturedOp, x: Tensor, operations: Collection[str]) -> str:
     if torch._C._current_graph_task_id() != -1:
         return f"{use.operation} runs again inside the backward pass"
+    if use.moves:
+        return f"{use.operation} sees rows that each batch may move in its own way"
     if use.operation not in operations:
         return f"{use.operation} is not replayed"
     if torch.is_autocast_enabled(x.device.type):

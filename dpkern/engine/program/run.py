@@ -75,6 +75,7 @@ class ReplayRun:
             padded=self.padded,
             rows=site.shape[0],
             nodes=facts.nodes,
+            kinds=facts.kinds,
         )
 
     def enters(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
@@ -170,7 +171,8 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
     if not stays:  # forward() has set the parameter's .data since the pass began
         program.abandon("a parameter that moved within the forward pass")
         return None
-    if nodes_between.pending != site.facts.nodes:  # such as rows that were gathered
+    facts = site.facts  # other operations than these may have gathered rows
+    if nodes_between.pending != facts.nodes or nodes_between.kinds(x) != facts.kinds:
         program.abandon("other operations between two uses")
         return None
     nodes_between.pending = 0
