@@ -200,7 +200,7 @@ def test_the_least_integer_which_nan_becomes_is_refused() -> None:
     rows[7, 2] = float("nan")
     features = (rows * 80).long()
     features[7, 2] = -(2**63)  # what x86 makes of NaN
-    with pytest.raises(InvalidInput, match="^features: expected"):
+    with pytest.raises(InvalidInput, match=r"^features: expected"):
         moments.contributions(mechanism, features, torch.zeros(50, dtype=torch.int64))
-    with pytest.raises(PrivacyError, match="^features: expected"):
+    with pytest.raises(PrivacyError, match=r"^features: expected"):
         to_radius(torch.tensor([[-(2**63), 0]]), 100)
