@@ -29,32 +29,33 @@ class NodesBetween:
             its first use, since what it makes itself does not count.
     """
 
-    __slots__ = ("_depth", "_entered", "_found", "_left", "pending")
+    __slots__ = ("_depth", "_entered", "_left", "_wasted", "pending")
 
     def __init__(self) -> None:
         self._left = _NONE
         self._depth = 0
-        self._entered = self._found = 0
+        self._entered = self._wasted = 0
         self.pending = 0
 
     def begin(self) -> None:
         """Begin a forward pass: in front of its first use stand other samples' nodes."""
-        self._left = _NONE
+        self._left, self._wasted = _NONE, 0
 
     def enter(self) -> None:
         """Begin an operation that is replayed; ``leave`` ends it, or ``give_up``."""
         if not self._depth:
             self._entered = _made()
-            self._found = self.pending = 0 if self._left == _NONE else self._entered - self._left
+            since = self._entered - self._left - self._wasted
+            self.pending = 0 if self._left == _NONE else since
 
     def give_up(self) -> None:
         """Forget what a replay has made that came to nothing: the operation runs another way."""
         if not self._depth:
-            self._left = _made() - self._found
+            self._wasted += _made() - self._entered
 
     def leave(self) -> None:
         """End an operation: what follows is counted."""
-        self._left = _made()
+        self._left, self._wasted = _made(), 0
 
     @contextmanager
     def operation(self) -> Iterator[None]:
