@@ -79,6 +79,8 @@ def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | Non
     """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
+    if not x.shape[0]:  # no sample has chosen this expert
+        return torch.empty(0, dtype=torch.long), True
     return _Search(batch, batch_id).follow(x.grad_fn, int(x.shape[0]), DEPTH)
 
 
