@@ -37,7 +37,7 @@ def write(path: Place, content: Any, *, name: str = "path") -> None:
     """Save ``content`` and its seal, atomically (``files.write_atomically``).
 
     Args:
-        path: in a folder that exists; or an open file, which gets all bytes at once or none.
+        path: in a folder that exists; or an open file, which gets all bytes in one write.
         content: tensors and plain values, which ``weights_only`` loading accepts.
         name: the caller's argument, for messages.
 

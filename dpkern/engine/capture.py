@@ -28,7 +28,7 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
-from .row_owners import GatheredRows, may_move
+from .row_owners import GatheredRows
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -346,7 +346,7 @@ class Capture:
         rows = int(x.shape[0]) if x.dim() else 0
         folded = _fold(rows, batch)
         names = ", ".join(t.source.name for t in targets if t is not None)
-        owners = self._gathered.owners(operation, names, x, batch, self._ticket)
+        owners, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
         if owners is not None:
             operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:
@@ -366,7 +366,7 @@ class Capture:
         again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
         kinds = () if again else nodes_between.kinds(x)
         nodes = 0 if again else nodes_between.take()
-        moves = owners is None and not again and may_move(x)
+        moves = moves and not again
         use = CapturedOp(
             *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
             *(self.padded, rows, nodes, kinds, moves, owners),

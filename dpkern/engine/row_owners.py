@@ -45,8 +45,10 @@ class GatheredRows:
 
     def owners(
         self, operation: str, names: str, x: Tensor, batch: int, batch_id: int
-    ) -> Tensor | None:
-        """Return the sample of each row if rows were gathered inside the module, else None.
+    ) -> tuple[Tensor | None, bool]:
+        """Return the sample of each row, and whether rows may have moved in ways not followed.
+
+        None stands for rows that were not gathered inside the module: the batch comes first.
 
         The graph is followed at each use: a module may sort some batches and leave others.
 
@@ -59,7 +61,7 @@ class GatheredRows:
             UnsupportedModule: the graph said so before, and cannot be followed now.
         """
         if x.grad_fn is None or not batch:
-            return None
+            return None, False
         key = (operation, names, x.dim())
         known = self._known.get(key)
         found = owners_of(x, batch, batch_id)
@@ -72,7 +74,9 @@ class GatheredRows:
                 got="rows that were gathered in another way",
                 remedy="Pick the rows of a batch by indexing, and nothing else, inside the module.",
             )
-        return found[0] if found is not None and gathered else None
+        if found is None or not gathered:
+            return None, may_move(x.grad_fn)
+        return found[0], joins_others(x.grad_fn, found[0], batch, batch_id)
 
 
 def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
@@ -93,13 +97,13 @@ MOST = 4096
 """Maximum number of operations that are looked at."""
 
 
-def may_move(x: Tensor) -> bool:
-    """Whether rows may have been picked between the uses before and this operand.
+def may_move(start: Any) -> bool:
+    """Whether rows may have been picked between the uses before and this node.
 
     What indices do to rows can be another thing in each batch. Those that are followed are known;
     with others a probe has to look at every batch.
     """
-    stack, met, picked, turned = [x.grad_fn], {x.grad_fn}, False, False
+    stack, met, picked, turned = [start], {start}, False, False
     while stack and len(met) < MOST:
         node = stack.pop()
         if node is None or _captured(node) is not None:
@@ -115,6 +119,37 @@ def may_move(x: Tensor) -> bool:
                 met.add(following)
                 stack.append(following)
     return (picked and turned) or len(met) >= MOST
+
+
+def joins_others(start: Any, owners: Tensor, batch: int, batch_id: int) -> bool:
+    """Whether gathered rows were joined with rows that may be other samples', as in a sum.
+
+    The first operand that is followed names the owners; what others hold is looked at here.
+    """
+    search, stack, met = _Search(batch, batch_id), [start], {start}
+    while stack and len(met) < MOST:
+        node = stack.pop()
+        if node is None or _captured(node) is not None:
+            continue
+        followed = [f for f, _ in node.next_functions if f is not None and not _is_leaf(f)]
+        name = _name(node)
+        if name in _PICKING and _along_rows(node, name):
+            if any(map(may_move, followed)):
+                return True
+            continue  # in front of it, rows stand in the order of the batch
+        if len(followed) > 1:
+            found = [search.follow(f, len(owners), DEPTH) for f in followed]
+            if any(one is None or not torch.equal(one[0], owners) for one in found):
+                return True
+        for following in followed:
+            if following not in met:
+                met.add(following)
+                stack.append(following)
+    return len(met) >= MOST
+
+
+def _is_leaf(node: Any) -> bool:
+    return hasattr(node, "variable")
 
 
 def _along_rows(node: Any, name: str) -> bool:

@@ -218,3 +218,29 @@ def test_long_chains_of_sums_are_followed_at_once() -> None:
     for seed in range(4):
         assert loop.error_of_step(*batch(seed, in_order=False)) < 1e-5
     assert loop.run.capture.program.replays > 0
+
+
+class SumOfOrders(SortsAlways):
+    """MLP that adds the rows in one order to those in another: apart while both are the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = x[:, 0].argsort(), x[:, 1].argsort()
+        h = F.relu(self.a(x))
+        h = F.relu(self.b(h[one] + h[two]))
+        return self.c(h[one.argsort()])
+
+
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_sums_of_rows_in_two_orders_are_looked_at_in_every_batch(replayed: bool) -> None:
+    torch.manual_seed(0)
+    loop = Loop(SumOfOrders(GATHERS["index"]), replayed=replayed)
+    for seed in range(4):
+        x, y = batch(seed, in_order=seed % 2 == 0)
+        x[:, 1] = x[:, 0]
+        assert loop.error_of_step(x, y) < 1e-5
+    x, y = batch(7, in_order=True)
+    x[:, 1] = x[:, 0].flip(0)
+    before = loop.weights()
+    with pytest.raises(UnsupportedModule, match="rows of other samples"):
+        loop.error_of_step(x, y)
+    assert torch.equal(loop.weights(), before)
