@@ -48,6 +48,19 @@ def find_cmake() -> str:
     return cmake
 
 
+def commit() -> str:
+    """Return the commit that is built, ``-dirty`` if files differ; empty outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    if not (ROOT / ".git").exists():
+        return ""
+    try:
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 class BuildSources(build_py):
     """Pure Python, and the CUDA sources for the backend that compiles them at run time."""
 
@@ -60,10 +73,18 @@ class BuildSources(build_py):
             for target, source in self.native_sources().items():
                 self.mkpath(str(target.parent))
                 self.copy_file(str(source), str(target))
+            self.commit_file.write_text(commit() + "\n")
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         outputs = super().get_outputs(include_bytecode)
-        return outputs if self.editable_mode else outputs + [str(t) for t in self.native_sources()]
+        if self.editable_mode:
+            return outputs
+        return [*outputs, *map(str, self.native_sources()), str(self.commit_file)]
+
+    @property
+    def commit_file(self) -> Path:
+        """Name the file that ``dpkern.base.commit`` reads."""
+        return Path(self.build_lib) / "dpkern" / "base" / "commit.txt"
 
     def native_sources(self) -> dict[Path, Path]:
         """Target below the build folder -> file of ``csrc``."""

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in parts that can be run in separate calls; no network.
 #
-#   benchmarks/gpu.sh [--part smoke|test|bits|memcheck|bench|models] ...   default: all
+#   benchmarks/gpu.sh --call 1 .. 5                 one call of the campaign: parts, and 9 minutes
+#                     [--part smoke|first|test|models|tiles|bench|memcheck|bits] ...   default: all
 #                     [--backends cuda,triton,cupy]   what must be there; nothing runs without
 #                     [--minutes 9]                   for all parts together; default: no limit
 #                     [--wheels .wheels]              packages that travelled here, none is fetched
@@ -23,6 +24,16 @@ backends=cuda,triton,cupy minutes=0 wheels=.wheels parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --part) parts+=("${2:?--part needs a name}") ;;
+    --call)
+      minutes=9
+      case "${2:?--call needs a number}" in
+        1) parts+=(smoke first) ;;
+        2) parts+=(test) ;;
+        3) parts+=(models) ;;
+        4) parts+=(tiles bench) ;;
+        5) parts+=(memcheck bits) ;;
+        *) echo "InvalidInput: --call: expected 1 to 5, got $2." >&2; exit 2 ;;
+      esac ;;
     --backends) backends=${2:?--backends needs names} ;;
     --minutes) minutes=${2:?--minutes needs a number} ;;
     --wheels) wheels=${2:?--wheels needs a folder} ;;
@@ -33,10 +44,10 @@ done
 case "$minutes" in *[!0-9]*)
   echo "InvalidInput: --minutes: expected a whole number, got $minutes." >&2; exit 2 ;;
 esac
-[ ${#parts[@]} -gt 0 ] || parts=(smoke test bits memcheck bench models)
+[ ${#parts[@]} -gt 0 ] || parts=(smoke first test models tiles bench memcheck bits)
 for part in "${parts[@]}"; do
   case "$part" in
-    smoke | test | bits | memcheck | bench | models) ;;
+    smoke | first | test | models | tiles | bench | memcheck | bits) ;;
     *) echo "InvalidInput: part: expected one at the head of benchmarks/gpu.sh, got $part." >&2
        exit 2 ;;
   esac
@@ -77,6 +88,7 @@ ready 2>&1 | tee "$RESULTS/build.txt"
 "$PYTHON" -m dpkern info --json > "$RESULTS/info.json"
 
 smoke() { "$PYTHON" -m benchmarks.gpu_smoke; }
+first() { "$PYTHON" -m benchmarks.gpu_first; }
 tests() { # those of a device, every op on every backend among them
   "$PYTHON" -m tests.gpu_run --require "$backends" --seconds "$(($(left) - 20))" \
     --junit "$RESULTS/junit_gpu.xml"
@@ -96,7 +108,8 @@ memcheck() { # torch's caching allocator would hide what is beyond a tensor in t
 }
 bench() { "$PYTHON" -m benchmarks.gpu; }
 models() { "$PYTHON" -m benchmarks.gpu_models; }
-export -f smoke tests bits memcheck bench models left
+tiles() { "$PYTHON" -m benchmarks.gpu_tiles; }
+export -f smoke first tests bits memcheck bench models tiles left
 export PYTHON RESULTS backends minutes
 : > "$RESULTS/log.txt"
 : > "$RESULTS/summary.txt"

@@ -2,41 +2,30 @@
 
     python -m benchmarks.gpu_models [--device cuda] [--scale 1]
 
-A decoder of GPT-2 small's shape in bfloat16 autocast, and ResNet-18 with GroupNorm. Variants run
-one after another, each in fresh memory. Not yet run on a GPU.
+A decoder of GPT-2 small's shape and a vision transformer in bfloat16 autocast, ResNet-18 with
+GroupNorm in both precisions, and an LSTM. A step is split into forward pass, backward pass and
+update, and into the host's time. Variants run one after another, each in fresh memory. Not yet run
+on a GPU.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dpkern.reports.networks import ResNet, TransformerLayer
 
 from .gpu_time import Setting, attempt, exit_code, keep, milliseconds, setting
 from .step_cases import VARIANTS, Runner, private, quiet
-from .step_models import ResNet, Task
-
-
-class DecoderLayer(nn.Module):
-    """A decoder layer: causal attention and a hidden layer, normed before, as in GPT-2."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        split = self.qkv(self.first(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(split[0], split[1], split[2], is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.second(x))))
+from .step_models import Task
 
 
 class Decoder(nn.Module):
@@ -45,7 +34,7 @@ class Decoder(nn.Module):
     def __init__(self, *, vocabulary: int, length: int, width: int, heads: int, layers: int):
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(DecoderLayer(width, heads) for _ in range(layers)))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads, True) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -55,53 +44,139 @@ class Decoder(nn.Module):
         return out.float()
 
 
+class VisionTransformer(nn.Module):
+    """A vision transformer of ViT-B's shape: patches, a class token, a classifier."""
+
+    def __init__(self, *, size: int, patch: int, width: int, heads: int, layers: int):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, (size // patch) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads, False) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            seen = self.patches(x).flatten(2).transpose(1, 2)
+            joined = torch.cat([self.token.expand(len(x), -1, -1), seen], 1) + self.places
+            out: Tensor = self.head(self.norm(self.layers(joined))[:, 0])
+        return out.float()
+
+
+class HalfResNet(ResNet):
+    """A ResNet whose products are bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            out: Tensor = super().forward(x)
+        return out.float()
+
+
+class TokenLSTM(nn.Module):
+    """An LSTM over tokens, whose last state is classified."""
+
+    def __init__(self, *, vocabulary: int, width: int):
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.lstm, self.head = nn.LSTM(width, width, batch_first=True), nn.Linear(width, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(self.token(ids))[0][:, -1])
+        return out
+
+
+class Inputs:
+    """Random inputs and labels on the device."""
+
+    def __init__(self, where: Setting) -> None:
+        self.where = where
+
+    def tokens(
+        self, vocabulary: int, length: int, classes: int | None = None
+    ) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+        """Return batches of token ids with the next ones, or with classes."""
+
+        def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            ids = torch.randint(vocabulary, (2, batch, length), generator=generator)
+            labels = ids[1] if classes is None else ids[1, :, 0] % classes
+            return ids[0].to(self.where.device), labels.to(self.where.device)
+
+        return draw
+
+    def images(self, size: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+        """Return batches of square images in ten classes."""
+
+        def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            x = torch.randn(batch, 3, size, size, generator=generator)
+            labels = torch.randint(10, (batch,), generator=generator)
+            return x.to(self.where.device), labels.to(self.where.device)
+
+        return draw
+
+
 def tasks(where: Setting) -> list[Task]:
     """Return the models, small ones where the results are not kept."""
-    shape = {"vocabulary": 50257, "length": 1024, "width": 768, "heads": 12, "layers": 12}
-    channels: tuple[int, ...] = (64, 128, 256, 512)
-    batches, groups, size = (8, 256), 32, 32
-    if where.scale != 1:
-        shape = {"vocabulary": 50, "length": 8, "width": 12, "heads": 2, "layers": 1}
-        channels, batches, groups, size = (4, 8), (3, 4), 2, 8
+    full, inputs, found = where.scale == 1, Inputs(where), []
 
-    def tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        size = (2, batch, shape["length"])
-        ids = torch.randint(shape["vocabulary"], size, generator=generator)
-        return ids[0].to(where.device), ids[1].to(where.device)
+    def add(name: str, title: str, batch: int, draw: Any, build: Callable[[], nn.Module]) -> None:
+        batch = batch if full else 3
+        found.append(
+            Task(
+                name=name,
+                title=f"{title}, B {batch}",
+                batch=batch,
+                build=lambda: build().to(where.device),
+                draw=draw,
+            )
+        )
 
-    def images(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(batch, 3, size, size, generator=generator).to(where.device)
-        return x, torch.randint(10, (batch,), generator=generator).to(where.device)
+    shape = {"length": 1024, "width": 768, "heads": 12, "layers": 12}
+    if not full:
+        shape = {"length": 8, "width": 12, "heads": 2, "layers": 1}
+    for batch, vocabulary in ((8, 50257), (16, 50257), (16, 50304), (64, 50257)):
+        words = vocabulary if full else vocabulary % 50 + 40
+        add(
+            f"decoder {batch} {vocabulary}",
+            f"decoder, T {shape['length']}, vocabulary {words}, bfloat16",
+            batch,
+            inputs.tokens(words, shape["length"]),
+            partial(Decoder, vocabulary=words, **shape),
+        )
+    size, patch, width, heads, layers = (224, 16, 768, 12, 12) if full else (8, 4, 8, 2, 1)
+    sizes = {"size": size, "patch": patch, "width": width, "heads": heads, "layers": layers}
+    images = inputs.images(size)
+    add("vit", f"ViT-B, {size} x {size}, bfloat16", 64, images, partial(VisionTransformer, **sizes))
+    channels, groups, side = ((64, 128, 256, 512), 32, 32) if full else ((4, 8), 2, 8)
+    for name, kind, dtype in (
+        ("resnet18", ResNet, "float32"),
+        ("resnet18 half", HalfResNet, "bfloat16"),
+    ):
+        title = f"ResNet-18, {side} x {side}, {dtype}"
+        add(name, title, 256, inputs.images(side), partial(kind, channels, groups))
+    words, length, width = (10000, 128, 512) if full else (20, 5, 8)
+    title = f"LSTM {width}, T {length}, float32"
+    draw = inputs.tokens(words, length, classes=10)
+    add("lstm", title, 64, draw, partial(TokenLSTM, vocabulary=words, width=width))
+    return found
 
-    def decoder() -> nn.Module:
-        return Decoder(**shape).to(where.device)
 
-    def resnet() -> nn.Module:
-        return ResNet(channels, groups).to(where.device)
-
-    title = f"decoder, T {shape['length']}, B {batches[0]}, bfloat16"
-    return [
-        Task(name="decoder", title=title, batch=batches[0], build=decoder, draw=tokens),
-        Task(
-            name="resnet18",
-            title=f"ResNet-18, {size} x {size}, B {batches[1]}",
-            batch=batches[1],
-            build=resnet,
-            draw=images,
-        ),
-    ]
+MANY = ("decoder 8 50257", "resnet18")
+"""Models that are measured in every variant; of the others, those of ``FEW``."""
+FEW = ("torch fused", "dpkern", "dpkern keep 0")
 
 
-def variants() -> dict[str, Callable[..., Any]]:
-    """Return non-private training, dpkern, and Opacus."""
-    names = ["torch foreach", "torch fused", "dpkern", "Opacus hooks", "Opacus ghost"]
+def variants(name: str = MANY[0]) -> dict[str, Callable[..., Any]]:
+    """Return a model's variants: non-private training, dpkern, and Opacus."""
+    if name not in MANY:
+        return {variant: VARIANTS[variant] for variant in FEW}
+    names = ["torch foreach", *FEW, "Opacus hooks", "Opacus ghost"]
     chosen: dict[str, Callable[..., Any]] = {name: VARIANTS[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
     return chosen
 
 
 def measured(make: Callable[..., Any], task: Task, where: Setting) -> dict[str, Any]:
-    """Measure milliseconds of a step and the peak of memory over what the model takes."""
+    """Measure milliseconds of a step, of its phases, and the peak of memory over the model's."""
     runner: Runner = make(task, lr=1e-3).begin(1.0)
 
     def step() -> None:
@@ -113,7 +188,7 @@ def measured(make: Callable[..., Any], task: Task, where: Setting) -> dict[str, 
     if all(torch.equal(b, p) for b, p in zip(before, runner.model.parameters(), strict=True)):
         raise AssertionError("the step trained nothing")
     del before
-    row: dict[str, Any] = {"ms": milliseconds([step], where)}
+    row: dict[str, Any] = {"ms": milliseconds([step], where), **phases(runner, where)}
     if where.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where.device)
         step()
@@ -121,13 +196,56 @@ def measured(make: Callable[..., Any], task: Task, where: Setting) -> dict[str, 
     return row
 
 
+def phases(runner: Runner, where: Setting, rounds: int = 5) -> dict[str, float]:
+    """Measure medians of forward pass, backward pass and update, and of the host's time."""
+    names = ("forward ms", "backward ms", "update ms", "host ms")
+    found: list[tuple[float, ...]] = []
+    for _ in range(rounds):
+        batch = runner.hand_out()
+        marks = [Mark(where) for _ in range(4)]
+        started = time.perf_counter()
+        marks[0].set()
+        loss = runner.loss(batch)
+        marks[1].set()
+        loss.backward()
+        marks[2].set()
+        runner.update()
+        marks[3].set()
+        host = 1e3 * (time.perf_counter() - started)
+        found.append((*(b.since(a) for a, b in pairwise(marks)), host))
+    medians = (statistics.median(times) for times in zip(*found, strict=True))
+    return dict(zip(names, medians, strict=True))
+
+
+class Mark:
+    """A point in the device's stream, or on a CPU in time."""
+
+    def __init__(self, where: Setting) -> None:
+        self.event = torch.cuda.Event(enable_timing=True) if where.device.type == "cuda" else None
+        self.seconds = 0.0
+
+    def set(self) -> None:
+        """Put the mark here."""
+        if self.event is None:
+            self.seconds = time.perf_counter()
+        else:
+            self.event.record()
+
+    def since(self, earlier: Mark) -> float:
+        """Return milliseconds since an earlier mark."""
+        if self.event is None or earlier.event is None:
+            return 1e3 * (self.seconds - earlier.seconds)
+        self.event.synchronize()
+        return float(earlier.event.elapsed_time(self.event))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure every variant of every model; 1 if one failed."""
+    """Measure every model in its variants; 1 if one failed."""
     where = setting("training steps on a GPU", argv)
-    rows: list[dict[str, Any]] = []
+    failed = 0
     for task in tasks(where):
         found = []
-        for name, make in variants().items():
+        for name, make in variants(task.name).items():
             row = {"model": task.title, "variant": name}
             if "Opacus" in name and importlib.util.find_spec("opacus") is None:
                 found.append(row | {"not here": "opacus is not installed: carry a wheel"})
@@ -136,12 +254,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found.append(attempt(row, lambda m=make, t=task: measured(m, t, where)))  # type: ignore[misc]
             if where.device.type == "cuda":
                 torch.cuda.empty_cache()
-        plain = min((r["ms"] for r in found[:2] if "ms" in r), default=None)
-        rows += [
+        plain = min((r["ms"] for r in found if "torch" in r["variant"] and "ms" in r), default=None)
+        rows = [
             r | {"of non-private": r["ms"] / plain} if plain and "ms" in r else r for r in found
         ]
-    keep("models", rows, where)
-    return exit_code([r for r in rows if "Opacus" not in r["variant"]])
+        keep(f"models: {task.name}", rows, where)  # now: what is killed later is not lost
+        failed |= exit_code([r for r in rows if "Opacus" not in r["variant"]])
+    return failed
 
 
 if __name__ == "__main__":

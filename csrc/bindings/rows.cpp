@@ -121,9 +121,18 @@ PyObject* tracked_alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
       return leave_to_python();
     }
   }
+  // Tensors that nothing else holds need no alias: the loader's two variables and this call hold
+  // the tree, the tree and the items each tensor.
+#if PY_VERSION_HEX < 0x030e0000
+  const bool alone = Py_REFCNT(tree) <= (is_list ? 3 : 4);
+#else  // variables may borrow there
+  const bool alone = false;
+#endif
   auto made = py::reinterpret_steal<py::object>(is_list ? PyList_New(size) : PyTuple_New(size));
   for (Py_ssize_t i = 0; made && i < size; ++i) {
-    py::object alias = detached(PyTuple_GET_ITEM(items.ptr(), i));
+    PyObject* const item = PyTuple_GET_ITEM(items.ptr(), i);
+    const bool own = alone && Py_REFCNT(item) == (is_list ? 2 : 1);
+    py::object alias = own ? py::reinterpret_borrow<py::object>(item) : detached(item);
     if (!alias || !retrack(alias.ptr(), state)) return nullptr;
     if (is_list) {
       PyList_SET_ITEM(made.ptr(), i, alias.release().ptr());
@@ -138,8 +147,8 @@ PyMethodDef kTrackedAlike{
     "tracked_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&tracked_alike)),
     METH_FASTCALL,
     "tracked_alike(tree, shapes, state, rows): a list or tuple of tensors of these shapes, which "
-    "need no gradient and have this number of rows, as tracked aliases with this state; None for "
-    "any other tree."};
+    "need no gradient and have this number of rows, tracked with this state: themselves where "
+    "nothing else holds them, else aliases; None for any other tree."};
 
 PyObject* entered(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {

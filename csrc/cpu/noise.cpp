@@ -205,14 +205,21 @@ void RoundingTiles::bits(std::uint64_t tile, std::uint32_t* out) {
   });
 }
 
-// out[0 .. 16 blocks) = keystream words in the order of RFC 8439.
+// out[0 .. 16 blocks) = keystream words in the order of RFC 8439: blocks are made word by word, as
+// those of a tile, and turned.
 void keystream(const Keystream& call, int threads) {
   const auto first = static_cast<std::uint64_t>(call.first_block);
-  auto* const out = reinterpret_cast<std::uint32_t*>(call.words);
+  auto* const words = reinterpret_cast<std::uint32_t*>(call.words);
   parallel_for(call.blocks, kGrain / 16, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::uint64_t block = first + static_cast<std::uint64_t>(i);
-      chacha_block(call.stream, call.stream.n0, block, out + 16 * i);
+    alignas(64) std::uint32_t rows[kBlocks * kLanes];
+    for (std::int64_t i = begin; i < end; i += kBlocks) {
+      keystream_rows(call.stream, first + static_cast<std::uint64_t>(i), rows);
+      const std::int64_t count = std::min<std::int64_t>(kBlocks, end - i);
+      for (std::int64_t block = 0; block < count; ++block) {
+        const std::uint32_t* const row = rows + 16 * kLanes * (block / kLanes) + block % kLanes;
+        std::uint32_t* const out = words + 16 * (i + block);
+        for (int word = 0; word < 16; ++word) out[word] = row[word * kLanes];
+      }
     }
   });
 }

@@ -1,6 +1,7 @@
 // The noise generator: 128 threads make eight tiles of 512 coordinates, sixteen threads a tile.
 
 #include "core/cdt.h"
+#include "core/clip_factor.h"
 #include "core/lattice.h"
 #include "cuda/device.cuh"
 #include "cuda/draws.cuh"
@@ -124,6 +125,33 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     const std::int64_t i = seat.index + kLanes * k;
     if (i < 0 || i >= n) continue;
     const T units = finite_units(x[i], per_unit, bad);
+    x[i] = cell * release_float(units, rounded.bits(k), room.draws[k][threadIdx.x]);
+  }
+  if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});
+}
+
+constexpr int kScaledBlocks = 6;  // minimum per multiprocessor
+
+// The same with a noise scale for every coordinate.
+template <class T, class Law>
+__global__ void __launch_bounds__(kTileThreads, kScaledBlocks)
+    add_noise_scaled_kernel(Stream stream, Stream rounding, std::uint64_t first, std::int64_t n,
+                            const double* scales, T* x, std::int64_t* nonfinite) {
+  __shared__ TileShared room;
+  __shared__ RoundingRoom rounded;
+  load_table<Law>(room);
+  const TileLane seat(first, piece_of_thread());
+  if (seat.index - seat.lane >= n) return;
+  draw_lane<Law>(stream, seat, room);
+  rounded.fill(rounding, seat);
+  int bad = 0;
+  for (int k = 0; k < kPerThread; ++k) {
+    const std::int64_t i = seat.index + kLanes * k;
+    if (i < 0 || i >= n) continue;
+    const double scale = scales[i];
+    const T per_unit = round_down<T>(static_cast<double>(kScaleUnits) / scale);
+    const T units = finite_units(x[i], per_unit, bad);
+    const T cell = static_cast<T>(scale / 64);
     x[i] = cell * release_float(units, rounded.bits(k), room.draws[k][threadIdx.x]);
   }
   if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});

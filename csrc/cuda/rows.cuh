@@ -50,15 +50,35 @@ __device__ __forceinline__ bool rows_aligned(const RowTask& task) {
          task.columns % V == 0;
 }
 
-// partial[row, chunk] = sum |x|^p over 4096 columns of a row in float64.
-template <class G>
-__global__ void __launch_bounds__(kRowThreads) power_kernel(Rows all, int p, double* partial) {
+// The entries of a row as they are.
+struct Plain {
+  __device__ __forceinline__ Plain(const RowMap*, std::int64_t) {}
+  __device__ __forceinline__ double operator()(double x, std::int64_t) const { return x; }
+};
+
+// (x - center) / scale, column by column.
+struct Mapped {
+  RowMap map;
+  __device__ __forceinline__ Mapped(const RowMap* maps, std::int64_t task) : map(maps[task]) {}
+  __device__ __forceinline__ double operator()(double x, std::int64_t column) const {
+    if (map.center != nullptr) x -= map.center[column];
+    if (map.scale != nullptr) x /= map.scale[column];
+    return x;
+  }
+};
+
+// partial[row, chunk] = sum |x|^p over 4096 columns of a row in float64, its entries mapped before.
+template <class G, class Map>
+__device__ __forceinline__ void add_powers(const Rows& all, const RowMap* maps, int p,
+                                           double* partial) {
   constexpr int V = 16 / static_cast<int>(sizeof(G));
   constexpr int kPacks = static_cast<int>(kChunk) / (kRowThreads * V);
   __shared__ double room[kWarps];
   const std::int64_t row = blockIdx.x / all.chunks;
   const std::int64_t chunk = blockIdx.x % all.chunks;
-  const RowTask& task = all.tasks[task_of(all.tasks, all.count, &RowTask::first_chunk, chunk)];
+  const std::int64_t index = task_of(all.tasks, all.count, &RowTask::first_chunk, chunk);
+  const RowTask& task = all.tasks[index];
+  const Map map(maps, index);
   const std::int64_t begin = (chunk - task.first_chunk) * kChunk;
   const G* from = static_cast<const G*>(task.rows) + row * task.columns;
   const bool aligned = rows_aligned<V, G>(task) && begin + kChunk <= task.columns;
@@ -75,12 +95,24 @@ __global__ void __launch_bounds__(kRowThreads) power_kernel(Rows all, int p, dou
     }
     DPK_UNROLL
     for (int v = 0; v < V; ++v) {
-      const double value = static_cast<double>(value_of(x[v]));
+      if (!aligned && column + v >= task.columns) continue;
+      const double value = map(static_cast<double>(value_of(x[v])), column + v);
       sum = p == 2 ? ::fma(value, value, sum) : sum + std::fabs(value);
     }
   }
   sum = block_sum(sum, room);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+template <class G>
+__global__ void __launch_bounds__(kRowThreads) power_kernel(Rows all, int p, double* partial) {
+  add_powers<G, Plain>(all, nullptr, p, partial);
+}
+
+template <class G>
+__global__ void __launch_bounds__(kRowThreads)
+    mapped_power_kernel(Rows all, const RowMap* maps, int p, double* partial) {
+  add_powers<G, Mapped>(all, maps, p, partial);
 }
 
 // The contribution of a term to a float sum is itself, to a sum of integers its integer part.

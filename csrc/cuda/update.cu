@@ -105,9 +105,10 @@ struct TileUpdate {
   __device__ __forceinline__ void operator()(const Rule& rule) const {
     constexpr int kStates = Rule::kStates;
     const Arrays<T, Sum> of(task);
+    const std::int64_t size = task.size;  // a copy: stores could change the original
     for (int k = 0; k < kPerThread; ++k) {
       const std::int64_t i = seat.index + kLanes * k;
-      if (i < 0 || i >= task.size) continue;
+      if (i < 0 || i >= size) continue;
       T param = of.param[i];
       T state1 = kStates > 0 ? of.state1[i] : T{0};
       T state2 = kStates > 1 ? of.state2[i] : T{0};

@@ -6,6 +6,7 @@ They are differentiable any number of times. A parameter subclass sees ``circula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ..base.errors import InvalidInput
 from ..base.validate import choice
 from ..ops.spectral._sizes import fast
+
+TRANSFORMS_FROM = 70
+"""Products of a direct convolution, for each point of the transforms and pair of channels, from
+which on transforms are faster than torch's convolution."""
 
 CONVENTIONS = ("row", "column")
 """A block's numbers are its first row, as GReDP (18) says, or its first column."""
@@ -136,11 +141,12 @@ def spectral_conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute a convolution by FFT, with the arguments and results of ``F.conv2d``.
+    """Compute a convolution by FFT where that is faster, with the arguments of ``F.conv2d``.
 
     With padded input X, kernel W spread by the dilation and unnormalised transforms of size
     ``P x Q``, ``F(y_o) = sum_c conj(F(W_oc)) F(X_c)``; every stride-th entry is kept. Nothing wraps
-    as long as P and Q hold every input that an output reads.
+    as long as P and Q hold every input that an output reads. Small kernels take fewer products
+    without transforms, ``kh kw Ho Wo < 70 P Q``: they are convolved directly, as torch does.
 
     Args:
         x: ``[B, ci, H, W]``.
@@ -177,7 +183,9 @@ def spectral_conv2d(
         )
     ends = [(n - r - 1) // s * s + 1 for n, r, s in zip(padded, reach, steps, strict=True)]
     size = [fast(e + r) for e, r in zip(ends, reach, strict=True)]
-    if not len(x):  # transforms know no empty batch
+    outputs = math.prod(-(-e // s) for e, s in zip(ends, steps, strict=True))
+    few = weight[0, 0].numel() * outputs < TRANSFORMS_FROM * math.prod(size)
+    if not len(x) or (few and x.dtype is weight.dtype):  # transforms know no empty batch
         return F.conv2d(x, weight, bias, steps, pads, spread, groups)
     xs = torch.fft.rfft2(_transformable(F.pad(x, (pads[1], pads[1], pads[0], pads[0]))), s=size)
     kernel = _transformable(weight)

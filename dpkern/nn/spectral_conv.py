@@ -9,7 +9,10 @@ from . import functional
 
 
 class SpectralConv2d(nn.Conv2d):
-    """A layer with the arguments, parameters and results of ``nn.Conv2d``, computed by FFT.
+    """A layer with the arguments, parameters and results of ``nn.Conv2d``.
+
+    It multiplies in the frequency domain where that is faster, which takes kernels of about 11 x 11
+    and more (``functional.spectral_conv2d``).
 
     Source: Spectral-DP's convolution, with sizes that make it exact for every stride, dilation and
     number of groups.

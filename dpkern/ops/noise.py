@@ -287,17 +287,29 @@ def add_noise(
         drawn = _lattice.draws(stream, distribution, position, n)
     else:
         drawn = draws.at(position, n)
-    drawn = drawn.view(v.shape).to(v.device)
     if v.dtype in INTEGERS:
-        v.copy_(_lattice.release_integers(v, drawn))
-        return x
-    assert scale is not None
+        return add_drawn(x, (drawn, None), scale)
     if draws is None or draws.rounding is None:
         assert rounding is not None
         bits = _lattice.rounding_bits(rounding, position, n)
     else:
         bits = draws.bits_at(position, n)
-    y, _ = _lattice.release_floats(v, scale, bits.view(v.shape).to(v.device), drawn)
+    return add_drawn(x, (drawn, bits), scale)
+
+
+@torch.no_grad()
+def add_drawn(
+    x: Tensor, noise: tuple[Tensor, Tensor | None], scale: float | Tensor | None
+) -> Tensor:
+    """Release ``x`` in place as ``add_noise`` does, with these draws and rounding bits."""
+    v = x.detach()
+    drawn, bits = (part if part is None else part.view(v.shape).to(v.device) for part in noise)
+    assert drawn is not None
+    if bits is None:
+        v.copy_(_lattice.release_integers(v, drawn))
+        return x
+    assert scale is not None
+    y, _ = _lattice.release_floats(v, scale, bits, drawn)
     v.copy_(y * _lattice.cell(scale, v.dtype))
     return x
 

@@ -76,7 +76,8 @@ def randomize(
         u < keep:   x
         otherwise:  (x + 1 + j) mod k,   j = min(floor((u - keep) / w), k - 2)
 
-    Integers only, so every backend gives the same symbols.
+    Integers only, so every backend gives the same symbols. The words are uniform and fresh: no
+    noise source serves them, because a table holds draws of a noise law.
 
     Guarantee: one symbol's output is ``log(max(keep, last) / w)``-private for every pair of inputs,
     exactly; ``last = 2^64 - keep - (k - 2) w`` words map to the last symbol.

@@ -1,9 +1,11 @@
 #pragma once
 // CUDA kernels on the CPU, for tests: the sources of csrc/cuda compile with a C++ compiler that
 // finds this header instead of CUDA's. Each CUDA thread is a fiber. Blocks run one after another;
-// the fibers of a block run in turn between barriers, in forward or in reverse order, so that a
-// missing barrier changes results. Threads that wait at different barriers are an error.
-// Not modelled: races between blocks, the memory model, occupancy, the order of streams.
+// the fibers of a block run in turn between barriers, in forward, reverse or random order, so that
+// a missing barrier changes results. Threads that wait at different barriers are an error. Blocks
+// run in random order with the threads; shared memory, which is static here and would keep what the
+// last block left, can be filled with ones before every block, where floats are NaN. Not modelled:
+// races between blocks, the memory model, occupancy, the order of streams.
 
 #include <cmath>
 #include <cstdint>
@@ -62,6 +64,8 @@ struct Machine {
   void (*call)(void*) = nullptr;
   void* kernel = nullptr;
   bool reverse = false;
+  std::uint64_t random = 0;  // state of the generator; 0: nothing is random
+  std::vector<std::pair<char*, std::size_t>> shared;  // memory to fill before every block
   std::int64_t launches = 0;
   cudaError_t next_error = cudaSuccess;  // what the next launch reports instead of running
   cudaError_t last_error = cudaSuccess;
@@ -70,6 +74,19 @@ struct Machine {
 inline Machine& machine() {
   static Machine m;
   return m;
+}
+
+// The numbers [0, n) in the order in which threads or blocks run.
+inline std::vector<std::size_t> order_of(Machine& m, std::size_t n) {
+  std::vector<std::size_t> order(n);
+  for (std::size_t i = 0; i < n; ++i) order[i] = m.reverse ? n - 1 - i : i;
+  for (std::size_t i = n; m.random != 0 && i > 1; --i) {
+    m.random ^= m.random << 13;  // xorshift64
+    m.random ^= m.random >> 7;
+    m.random ^= m.random << 17;
+    std::swap(order[i - 1], order[m.random % i]);
+  }
+  return order;
 }
 
 inline const dim3& thread_index() { return machine().running->index; }
@@ -134,9 +151,10 @@ inline void run_block(Machine& m) {
     fiber.exchanges = 0;
     fiber.state = State::kReady;
   }
+  for (const auto& [begin, size] : m.shared) std::memset(begin, 0xff, size);
   for (;;) {
-    for (std::size_t i = 0; i < threads; ++i) {
-      Fiber& fiber = m.fibers[m.reverse ? threads - 1 - i : i];
+    for (const std::size_t i : order_of(m, threads)) {
+      Fiber& fiber = m.fibers[i];
       if (fiber.state == State::kReady) resume(fiber);
     }
     bool moved = release(m, 0, threads, State::kBlockBarrier);
@@ -174,13 +192,16 @@ cudaError_t launch(dim3 grid, dim3 block, Body body) {
   m.block = block;
   m.call = &call_body<Body>;
   m.kernel = &body;
-  dim3& at = m.block_index;
-  for (at.z = 0; at.z < grid.z; ++at.z) {
-    for (at.y = 0; at.y < grid.y; ++at.y) {
-      for (at.x = 0; at.x < grid.x; ++at.x) {
-        run_block(m);
-      }
-    }
+  const auto run = [&](std::size_t i) {
+    const unsigned int place = static_cast<unsigned int>(i);
+    m.block_index = dim3(place % grid.x, place / grid.x % grid.y, place / grid.x / grid.y);
+    run_block(m);
+  };
+  const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
+  if (m.random == 0) {
+    for (std::size_t i = 0; i < blocks; ++i) run(i);
+  } else {
+    for (const std::size_t i : order_of(m, blocks)) run(i);
   }
   return cudaSuccess;
 }
@@ -195,6 +216,15 @@ std::tuple<Parameters...> arguments_of(void** addresses, std::index_sequence<i..
 
 // Later launches run the threads of a block from the last to the first.
 inline void order(bool reverse) { machine().reverse = reverse; }
+// Later launches run blocks, and the threads of a block, in random order; 0: they no longer do.
+inline void shuffle(std::uint64_t seed) { machine().random = seed; }
+// Later launches fill this memory before every block.
+inline void poison(const std::vector<std::pair<std::uint64_t, std::uint64_t>>& regions) {
+  machine().shared.clear();
+  for (const auto& [begin, size] : regions) {
+    machine().shared.emplace_back(reinterpret_cast<char*>(begin), static_cast<std::size_t>(size));
+  }
+}
 // The next launch fails with this error.
 inline void fail_next(cudaError_t error) { machine().next_error = error; }
 

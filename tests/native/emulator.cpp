@@ -1,7 +1,9 @@
 // The emulator itself: that kernels see their indices and each other, and that it finds mistakes.
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "cuda_runtime.h"
@@ -54,6 +56,14 @@ __global__ void shuffle_kernel(std::int64_t* out) {
   out[i] = 1000 * __shfl_sync(0xffffffffu, sum, 3) + __shfl_down_sync(0xffffffffu, sum * 0 + i, 5);
 }
 
+// out[block] = what the last block has left in shared memory, which lies at `place`.
+__global__ void stale_kernel(int* out, std::pair<std::uint64_t, std::uint64_t>* place) {
+  __shared__ int left;
+  *place = {reinterpret_cast<std::uint64_t>(&left), sizeof(left)};
+  out[blockIdx.x] = left;
+  left = 7;
+}
+
 __global__ void divergent_kernel(unsigned int waiting) {
   if (threadIdx.x < waiting) __syncthreads();
 }
@@ -90,6 +100,29 @@ std::int64_t test_emulator() {
   });
   check(wrong_orders > 0, "a missing barrier shows in one of the orders");
 
+  std::vector<int> first, second;
+  emulator::shuffle(3);
+  launch(index_kernel, 2, 3, &first);
+  launch(index_kernel, 2, 3, &second);
+  std::vector<int> out(kThreads);
+  launch(shift_kernel, 1, kThreads, out.data(), true);
+  check_same(out, want, "shared memory in random order");
+  launch(shift_kernel, 1, kThreads, out.data(), false);
+  check(out != want, "a missing barrier shows in random order");
+  emulator::shuffle(0);
+  check(first != second, "every random order is another one");
+  std::sort(first.begin(), first.end());
+  check_same(first, forward, "random order leaves no thread out");
+
+  std::pair<std::uint64_t, std::uint64_t> place;
+  std::vector<int> seen(2);
+  launch(stale_kernel, 2, 1, seen.data(), &place);
+  check(seen[1] == 7, "shared memory is kept");
+  emulator::poison({place});
+  launch(stale_kernel, 2, 1, seen.data(), &place);
+  check(seen[0] == -1 && seen[1] == -1, "shared memory is filled before every block");
+  emulator::poison({});
+
   bool thrown = false;
   try {
     launch(divergent_kernel, 1, kThreads, 5u);
@@ -104,7 +137,7 @@ std::int64_t test_emulator() {
   launch(index_kernel, 1, 2000, &forward);
   check(forward.size() == 6 && cudaGetLastError() != 0, "a block of too many threads");
   check(cudaGetLastError() == 0, "an error is told once");
-  return 8;
+  return 13;
 }
 
 }  // namespace dpkern::test

@@ -375,6 +375,46 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
   return cases;
 }
 
+// Circulant blocks of many sizes, against the gradient's own sum of squares.
+template <class T>
+std::int64_t test_circulant(int threads, const std::string& setting) {
+  constexpr std::int64_t B = 3, q = 3, p = 2;
+  std::int64_t cases = 0;
+  for (const std::int64_t d : {1, 2, 3, 7, 8, 9, 16, 17}) {
+    const std::int64_t lags = d / 2 + 1;
+    std::vector<T> values(at(B * q * d));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>((i * 7 + 3) % 11);
+    Shifted<T> x(values, 1);
+    values.resize(at(B * p * d));
+    Shifted<T> g(values, 1);
+    std::vector<double> between(at(lags * lags), 0.0), got(at(B));
+    for (std::int64_t u = 0; u < lags; ++u) {
+      between[at(u * lags + u)] = u == 0 || 2 * u == d ? 1 : 2;
+    }
+    cpu::CirculantSquares<T> call{};
+    call.x = x.data(), call.g = g.data(), call.between = between.data(), call.error = 1e-13;
+    call.squares = got.data(), call.B = B, call.q = q, call.p = p, call.d = d, call.L = lags;
+    cpu::circulant_squares<T>(call, threads);
+    for (std::int64_t b = 0; b < B; ++b) {
+      double want = 0;
+      for (std::int64_t i = 0; i < p * q; ++i) {
+        for (std::int64_t u = 0; u < d; ++u) {
+          double entry = 0;
+          for (std::int64_t a = 0; a < d; ++a) {
+            entry += static_cast<double>(g.data()[(b * p + i / q) * d + a]) *
+                     static_cast<double>(x.data()[(b * q + i % q) * d + (a + u) % d]);
+          }
+          want += entry * entry;
+        }
+      }
+      check(got[at(b)] >= want, "circulant norm from above" + setting);
+      check_close(got[at(b)], want, 1e-9, "circulant norm" + setting);
+    }
+    ++cases;
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::int64_t test_spectral() {
@@ -386,6 +426,7 @@ std::int64_t test_spectral() {
     cases += test_bins_sum<float>(threads, setting) + test_bins_sum<double>(threads, setting);
     cases += test_whitened_bins<float>(threads, setting);
     cases += test_whitened_bins<double>(threads, setting);
+    cases += test_circulant<float>(threads, setting) + test_circulant<double>(threads, setting);
     cases += test_whitened<float>(threads, setting) + test_whitened<double>(threads, setting);
   });
   return cases;

@@ -80,9 +80,11 @@ def test_block_circulant_layers_are_linear_layers_with_that_matrix(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("options", CONVOLUTION, ids=lambda o: " ".join(o) or "plain")
+@pytest.mark.parametrize("transforms", [True, False])
 def test_spectral_convolutions_are_convolutions(
-    options: dict[str, Any], dtype: torch.dtype
+    options: dict[str, Any], dtype: torch.dtype, transforms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(functional, "TRANSFORMS_FROM", 0 if transforms else 1 << 60)
     mine = make(lambda: SpectralConv2d(4, 6, (3, 5), **options)).to(dtype)
     theirs = nn.Conv2d(4, 6, (3, 5), **options).to(dtype)
     theirs.load_state_dict(mine.state_dict())
@@ -91,10 +93,31 @@ def test_spectral_convolutions_are_convolutions(
     agree(gradients(mine_y, x, *mine.parameters()), gradients(y, x, *theirs.parameters()))
 
 
+@pytest.mark.parametrize(("kernel", "transforms"), [(3, False), (7, False), (17, True)])
+def test_convolutions_take_the_cheaper_way(
+    kernel: int, transforms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, ...]] = []
+    transform = torch.fft.rfft2
+
+    def noted(x: Tensor, **options: Any) -> Tensor:
+        taken.append(tuple(x.shape))
+        return transform(x, **options)
+
+    monkeypatch.setattr(torch.fft, "rfft2", noted)
+    SpectralConv2d(2, 3, kernel, padding=kernel // 2)(torch.randn(1, 2, 40, 40))
+    assert bool(taken) is transforms
+
+
 def test_an_empty_batch_gives_an_empty_result() -> None:
     for block in (4, 1):
         assert BlockCirculantLinear(300, 290, block)(torch.empty(0, 300)).shape == (0, 290)
     assert SpectralConv2d(2, 3, 3)(torch.empty(0, 2, 6, 6)).shape == (0, 3, 4, 4)
+
+
+def test_operands_of_two_dtypes_are_promoted() -> None:
+    x, weight = draw(2, 3, 8, 8).bfloat16(), draw(4, 3, 3, 3).float()
+    assert functional.spectral_conv2d(x, weight).dtype is torch.float32
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -123,7 +146,10 @@ PRIVATE = {
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", PRIVATE)
-def test_they_train_privately(name: str, dtype: torch.dtype) -> None:
+def test_they_train_privately(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "TRANSFORMS_FROM", 0)
     build, shape = PRIVATE[name]
     check(make(build), [draw(*shape)], dtype=dtype)
 

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 
+from dpkern.base.dtypes import sum_dtype
 from dpkern.base.errors import InvalidInput
 from dpkern.ops import ghost, testing
 from tests.ops.backends.every_backend import every_backend
@@ -36,6 +37,31 @@ def _gradients(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 def _sizes(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """``sum_t |g| outer |a|``: what rounding errors scale with."""
     return _gradients(a.abs(), g.abs())
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [*TYPES, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("positions", [2, 5, 70])
+def test_wide_odd_outputs(backend: str, positions: int, dtype: torch.dtype) -> None:
+    """Devices fill such widths up, so that they are read 16 bytes at a time."""
+    if dtype is torch.bfloat16 and backend == "cpu":
+        pytest.skip("the CPU's kernels take wider operands")
+    a, g = (x.to(dtype) for x in _operands(2, positions, 3, 1027))
+    want, sizes = _gradients(a, g), _sizes(a, g)
+    factors = torch.tensor([0.5, 2.0], dtype=torch.float64).to(sum_dtype(dtype))
+    norms = ghost.linear_norm(a, g, backend=backend)
+    true = want.square().sum((1, 2))
+    assert (norms >= true * (1 - 1e-14)).all()
+    assert (norms <= true * (1 + EXCESS.get(dtype, 5e-3))).all()
+    grads, squares = ghost.linear_gradient(a, g, backend=backend)
+    assert grads.shape == want.shape
+    assert ((grads - want).abs() <= ROUNDING.get(dtype, 1e-5) * sizes).all()
+    assert (squares >= grads.double().square().sum((1, 2)) * (1 - 1e-14)).all()
+    total = torch.zeros(1027, 3, dtype=factors.dtype)
+    ghost.linear_sum(a, g, factors, total, backend=backend)
+    exact = torch.einsum("b,bpd->pd", factors.double(), want)
+    limit = torch.einsum("b,bpd->pd", factors.double(), sizes)
+    assert ((total - exact).abs() <= ROUNDING.get(dtype, 1e-5) * limit).all()
 
 
 def _shapes() -> Iterator[tuple[int, int, int, int]]:

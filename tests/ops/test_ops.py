@@ -10,12 +10,13 @@ from itertools import product
 import pytest
 import torch
 
-from benchmarks.cases import RULES, SMALL_CASES, Case, torch_optimizer
 from dpkern import ops
 from dpkern.base.dispatch import OPS
 from dpkern.base.rng import Purpose
+from dpkern.bench.formulations.update import torch_optimizer
 from dpkern.ops import clip, noise, testing, update
 from tests.ops.backends.every_backend import INTERPRETED, every_backend
+from tests.ops.small_cases import RULES, SMALL_CASES, SmallCase
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +30,7 @@ def references() -> Generator[None, None, None]:
 
 @every_backend
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-def test_backend_agrees_with_reference(case: Case, backend: str) -> None:
+def test_backend_agrees_with_reference(case: SmallCase, backend: str) -> None:
     case.verify(backend)
 
 

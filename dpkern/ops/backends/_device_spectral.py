@@ -18,6 +18,7 @@ from ..spectral._sizes import ConvolutionGrid
 from ..spectral._spectra import Grid, on, product_squares, transform_error
 from ..spectral.filter import filtered
 from ..spectral.whiten import whitened_norm
+from ..spectral.whitened_bins import plan_for, whitened_squares
 from ._spectra import chunks, constant, room
 
 _CHUNK = 1 << 24
@@ -32,7 +33,7 @@ def _add_powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def _conv_norm(
+def conv_norm(
     x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
 ) -> torch.Tensor:
     groups = plan.geometry.groups
@@ -49,7 +50,7 @@ def _conv_norm(
 
 
 @torch.no_grad()
-def _conv_bins(
+def conv_bins(
     x: torch.Tensor, g: torch.Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     groups = plan.geometry.groups
@@ -71,6 +72,25 @@ def _conv_bins(
             g_bins[:, part] = _gathered(spectra, at)
     squares = product_squares(grid, powers[0], powers[1], transform_error(kind, grid.size))
     return x_bins, bins.unfold(g_bins, grid, band), squares
+
+
+@torch.no_grad()
+def whitened_bins(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    matrix: torch.Tensor,
+    *,
+    band: Band,
+    plan: ConvolutionGrid,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    kind = of_sums(x.dtype)
+    error = transform_error(kind, plan.size)
+    made = plan_for(plan, matrix, band, torch.float64, (error, error))
+    x_bins, g_bins = conv_bins(x, g, band=band, plan=plan)[:2]
+    xs, gs, x_wide, g_wide = (t.double() for t in (x, g, x_bins, g_bins))
+    squares = whitened_squares(xs, gs, x_wide, g_wide, made, plan.geometry.groups)
+    return x_bins, g_bins, squares
 
 
 def _gathered(spectra: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -127,8 +147,9 @@ def _circulant_sum(
 
 
 KERNELS: tuple[tuple[str, Any], ...] = (
-    ("spectral.conv_norm", _conv_norm),
-    ("spectral.conv_bins", _conv_bins),
+    ("spectral.conv_norm", conv_norm),
+    ("spectral.conv_bins", conv_bins),
+    ("spectral.whitened_bins", whitened_bins),
     ("spectral.bins_sum", _bins_sum),
     ("spectral.filtered", filtered.reference),
     ("spectral.whitened_norm", _whitened_norm),

@@ -175,6 +175,21 @@ ADD_NOISE_FLOAT = CudaKernel(
     _all(FLOATS, LAWS),
 )
 
+ADD_NOISE_SCALED = CudaKernel(
+    "noise",
+    "add_noise_scaled_kernel",
+    layouts.TILE_THREADS,
+    {
+        "stream": layouts.STREAM,
+        "rounding": layouts.STREAM,
+        "first": U64,
+        "n": I64,
+        **_pointers("scales", "x", "nonfinite"),
+    },
+    lambda *, first, n, **_: tile_blocks(first, n),
+    _all(FLOATS, LAWS),
+)
+
 # symbols
 
 RANDOMIZE = CudaKernel(
@@ -329,6 +344,14 @@ POWER = CudaKernel(
     lambda *, all, **_: blocks_of(int(all["rows"]) * int(all["chunks"])),
     _all(g for g, _ in GRADS),
 )
+MAPPED_POWER = CudaKernel(
+    "clip",
+    "mapped_power_kernel",
+    layouts.ROW_THREADS,
+    {"all": layouts.ROWS, **_pointers("maps"), "p": I32, **_pointers("partial")},
+    lambda *, all, **_: blocks_of(int(all["rows"]) * int(all["chunks"])),
+    _all(g for g, _ in GRADS),
+)
 FACTOR = CudaKernel(
     "clip",
     "factor_kernel",
@@ -426,6 +449,98 @@ def feature_rooms(records: int, classes: int, width: int) -> dict[str, int]:
     """Return the bytes of ``FeatureSums``."""
     matrix, vector = 8 * records * classes * width, 8 * records * classes
     return {"linear": matrix, "columns": matrix, "terms": vector, "slopes": vector}
+
+
+# norms and sums in the frequency domain
+
+SPECTRAL_SIZES = CudaKernel(
+    "spectral",
+    "spectral_sizes_kernel",
+    layouts.SPECTRAL_THREADS,
+    {"maps": layouts.SPECTRAL_MAPS, **_pointers("sizes")},
+    lambda *, maps, **_: blocks_of(int(maps["batch"])),
+    _all(FLOATS),
+)
+SPECTRAL_POWERS = CudaKernel(
+    "spectral",
+    "spectral_powers_kernel",
+    layouts.SPECTRAL_THREADS,
+    {
+        "maps": layouts.SPECTRAL_MAPS,
+        "kept": layouts.SPECTRAL_KEPT,
+        **_pointers("sizes", "powers"),
+    },
+    lambda *, maps, **_: spectral_blocks(maps),
+    _all(FLOATS),
+)
+SPECTRAL_NORM = CudaKernel(
+    "spectral",
+    "spectral_product_kernel",
+    layouts.SPECTRAL_THREADS,
+    {
+        "call": layouts.SPECTRAL_PRODUCT,
+        **_pointers("x_powers", "g_powers", "x_sizes", "g_sizes", "squares"),
+    },
+    lambda *, squares, **_: blocks_of(len(squares)),
+    _all(FLOATS),
+)
+SPECTRAL_PAIRS = CudaKernel(
+    "spectral",
+    "spectral_pairs_kernel",
+    layouts.PAIR_THREADS,
+    {"call": layouts.SPECTRAL_PAIRS_OF, **_pointers("x_bins", "g_bins", "sums")},
+    lambda *, call, **_: blocks_of(int(call["batch"] * call["groups"] * call["pieces"])),
+    _all(FLOATS),
+)
+SPECTRAL_WHITENED = CudaKernel(
+    "spectral",
+    "spectral_whitened_kernel",
+    layouts.PAIR_THREADS,
+    {
+        "call": layouts.SPECTRAL_PAIRS_OF,
+        "bound": layouts.SPECTRAL_BOUND,
+        **_pointers("x_bins", "g_bins", "sums", "x_sizes", "g_sizes", "squares"),
+    },
+    lambda *, call, **_: blocks_of(int(call["batch"])),
+    _all(FLOATS),
+)
+SPECTRAL_BINS_SUM = CudaKernel(
+    "spectral",
+    "spectral_bins_sum_kernel",
+    layouts.PAIR_THREADS,
+    {"call": layouts.SPECTRAL_TAPS, **_pointers("x_bins", "g_bins", "factors", "partial")},
+    lambda *, call, **_: bins_sum_grid(call),
+    _all(FLOATS),
+)
+SPECTRAL_ADD = CudaKernel(
+    "spectral",
+    "spectral_add_kernel",
+    layouts.FLAT_THREADS,
+    {"splits": I64, "numbers": I64, **_pointers("partial", "out")},
+    lambda *, numbers, **_: blocks_of(numbers, layouts.FLAT_THREADS),
+    _all(FLOATS),
+)
+
+
+def spectral_blocks(maps: Any) -> int:
+    """Return a block for some kx of a part of a group's maps of a sample."""
+    chunks = -(-int(maps["across"]) // int(maps["together"]))
+    return blocks_of(int(maps["batch"] * maps["groups"] * maps["splits"]) * chunks)
+
+
+def pair_pieces(ins: int, outs: int) -> int:
+    """Return how many blocks have the channel pairs of a group of a sample."""
+    return blocks_of(ins * -(-outs // layouts.SPECTRAL_PAIRS), layouts.PAIR_THREADS)
+
+
+def bins_sum_grid(call: Any) -> Grid:
+    """Return blocks of channel pairs, and parts of the bins so that few pairs fill a device."""
+    groups, bins = int(call["groups"]), int(call["bins"])
+    ins, outs = (int(call[name]) // groups for name in ("ins", "outs"))
+    blocks = groups * blocks_of(-(-ins // 2) * -(-outs // 2), layouts.PAIR_THREADS)
+    if not blocks or not bins:
+        return 0
+    return blocks, max(1, min(-(-bins // layouts.SPECTRAL_TOGETHER), 512 // blocks))
 
 
 KERNELS = tuple(value for value in list(globals().values()) if isinstance(value, CudaKernel))

@@ -6,10 +6,12 @@ from functools import partial
 
 from ...base import dispatch
 from . import (
+    _device_products,
     _launch_clip,
     _launch_coef,
     _launch_explicit,
     _launch_noise,
+    _launch_spectral,
     _launch_symbols,
     _launch_update,
     _library,
@@ -26,8 +28,12 @@ def kernels(on: Device) -> dispatch.Kernels:
             *_launch_clip.KERNELS,
             *_launch_update.KERNELS,
             *_launch_explicit.KERNELS,
+            *_device_products.KERNELS,
             *_launch_symbols.KERNELS,
             *_launch_coef.KERNELS,
+            *_launch_spectral.KERNELS,
         )
     ]
-    return [*own, *((op, run, partial(refuse_first, on)) for op, run in _library.KERNELS)]
+    taken = {op for op, _, _ in own}
+    others = (row for row in _library.KERNELS if row[0] not in taken)
+    return [*own, *((op, run, partial(refuse_first, on)) for op, run in others)]

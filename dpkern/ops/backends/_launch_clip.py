@@ -33,8 +33,12 @@ def _run(
     arithmetic: Arithmetic,
     sums: Tensors = (),
     per_units: Sequence[float] | None = None,
+    maps: _tables.Table | None = None,
 ) -> torch.Tensor:
-    """Run the kernels; norms per sample and tensor, float64 ``[B, tensors]``."""
+    """Run the kernels; norms per sample and tensor, float64 ``[B, tensors]``.
+
+    ``maps`` are ``RowMap``: how entries become those that are normed.
+    """
     batch, count = request.batch_size, len(request.tensors)
     device = request.tensors[0].device
     grad = _GRADS[request.tensors[0].dtype]
@@ -61,7 +65,12 @@ def _run(
             powers=room["powers"],
         )
         partial = room["partial"]
-        on.start(table.POWER, (grad,), cuda, all=rows, p=request.p, partial=partial)
+        powers_of = {"all": rows, "p": request.p, "partial": partial}
+        if maps is None:
+            on.start(table.POWER, (grad,), cuda, **powers_of)
+        else:
+            table_of = _tables.device_table(maps, device)
+            on.start(table.MAPPED_POWER, (grad,), cuda, maps=table_of, **powers_of)
         on.start(table.FACTOR, (value,), cuda, all=rows, clip=how, partial=partial)
         if arithmetic is Arithmetic.norm_only:
             return norms
@@ -101,9 +110,24 @@ def add_rows(
         on.start(table.COMBINE, types[2:], cuda, splits=splits, **given)
 
 
-def sample_norm(on: Device, grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor:
+def sample_norm(
+    on: Device,
+    grads: clip.Gradients,
+    *,
+    p: int = 2,
+    scale: clip.Gradients | None = None,
+    center: clip.Gradients | None = None,
+) -> torch.Tensor:
     request = clip.ClipRequest.of(grads, 1.0, p, "flat", "float", None)
-    return clip.combine_norms(_run(on, request, Arithmetic.norm_only), p)
+    maps, held = None, []
+    if scale is not None or center is not None:
+        maps = np.zeros(len(request.tensors), _tables.dtype(layouts.ROW_MAP))
+        for name, given in (("scale", scale), ("center", center)):
+            if given is not None:
+                wide = [part.detach().double().contiguous() for part in clip.tensors_of(given)]
+                maps[name] = [part.data_ptr() for part in wide]
+                held.append(wide)  # until the kernel is in the stream
+    return clip.combine_norms(_run(on, request, Arithmetic.norm_only, maps=maps), p)
 
 
 def clip_sum(
@@ -127,18 +151,12 @@ def clip_sum(
     return request.result(sums, clip.combine_norms(norms, p))
 
 
-def _refuse_sample_norm(on: Device, grads: clip.Gradients, **kwargs: Any) -> str | None:
-    if kwargs.get("scale") is not None or kwargs.get("center") is not None:
-        return "has no per-coordinate scale or centre"
-    return _refuse_gradients(on, grads)
-
-
 def _refuse_gradients(on: Device, grads: clip.Gradients, *_: Any, **__: Any) -> str | None:
     return on.refusal(*clip.tensors_of(grads))
 
 
 KERNELS: Rows = (
-    ("clip.sample_norm", sample_norm, _refuse_sample_norm),
+    ("clip.sample_norm", sample_norm, _refuse_gradients),
     ("clip.clip_sum", clip_sum, _refuse_gradients),
 )
 """``(op, run, refuse)``."""

@@ -8,11 +8,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.rng import Stream
-from .. import _cdt
+from .. import _cdt, noise
 from .._draws import CdtDraws, Draws, SampleReads
 from . import _device, _numbers, _tables
 from . import _kernels as table
-from ._start import Device, Rows, refuse_nothing
+from ._start import Device, Rows, refuse_first, refuse_nothing
 
 INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
 FLOATS = {torch.float32: "float", torch.float64: "double"}
@@ -105,11 +105,13 @@ def add_noise(
     stream: Stream,
     position: int = 0,
     distribution: str = "gaussian",
-    scale: float | None = None,
+    scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
-    draws: None = None,
+    draws: Draws | None = None,
 ) -> torch.Tensor:
     _device.refuse_noise_in_graphs(x.device)
+    if draws is not None:
+        return noise.add_drawn(x, _drawn(on, x, draws, position, rounding), scale)
     law = distribution.capitalize()
     with _device.guard(x.device) as cuda:
         given: dict[str, Any] = {"stream": _tables.stream(stream), "first": position, "x": x}
@@ -119,20 +121,29 @@ def add_noise(
             assert scale is not None
             kernel, instance = table.ADD_NOISE_FLOAT, (FLOATS[x.dtype], law)
             given["rounding"] = _tables.stream(rounding or stream)
-            given["per_unit"] = _numbers.per_unit(scale, x.dtype)
-            given["cell"] = _numbers.cell(scale, x.dtype)
+            if isinstance(scale, torch.Tensor):
+                kernel, given["scales"] = table.ADD_NOISE_SCALED, scale.double().contiguous()
+            else:
+                given["per_unit"] = _numbers.per_unit(scale, x.dtype)
+                given["cell"] = _numbers.cell(scale, x.dtype)
             given["nonfinite"] = torch.zeros(1, dtype=torch.int64, device=x.device)
         on.start(kernel, instance, cuda, n=x.numel(), **given)
     increment_version(x)
     return x
 
 
-def _refuse_add_noise(on: Device, x: torch.Tensor, **kwargs: Any) -> str | None:
-    if isinstance(kwargs.get("scale"), torch.Tensor):
-        return "has one scale per call, got one per coordinate"
-    if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got prefetched draws"
-    return on.refusal(x)
+def _drawn(
+    on: Device, x: torch.Tensor, draws: Draws, position: int, rounding: Stream | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return draws of a noise source for ``x``, and rounding bits if ``x`` holds floats."""
+    at: dict[str, Any] = {"position": position, "count": x.numel(), "device": x.device}
+    drawn = source_draws(on, draws, **at)
+    if x.dtype in INTEGERS:
+        return drawn, None
+    if draws.rounding is not None:
+        return drawn, draws.bits_at(position, x.numel())
+    assert rounding is not None
+    return drawn, rounding_bits(on, rounding, **at).to(torch.int32).bitwise_and_(0xFFFF)
 
 
 KERNELS: Rows = (
@@ -140,6 +151,6 @@ KERNELS: Rows = (
     ("noise.lattice_draws", lattice_draws, refuse_nothing),
     ("noise.rounding_bits", rounding_bits, refuse_nothing),
     ("noise.source_draws", source_draws, refuse_nothing),
-    ("noise.add_noise", add_noise, _refuse_add_noise),
+    ("noise.add_noise", add_noise, refuse_first),
 )
 """``(op, run, refuse)``."""

@@ -15,6 +15,7 @@ from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from .. import noise
 from . import (
+    _circulant,
     _clip,
     _coef,
     _direct,
@@ -98,7 +99,7 @@ def load() -> tuple[bool, str]:
             call = function.carrying_out(dispatch.OPS[name].schema, prepare, finish)
             kernel = replace(kernel, direct=call)
         dispatch.register(name, "cpu", kernel)
-    for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):
+    for name, run, refuse in (*_project.KERNELS, *_circulant.KERNELS, *_spectral.KERNELS):
         dispatch.register(name, "cpu", run, refuse)
     if direct:
         validate.see_by(extension.alike)

@@ -35,16 +35,21 @@ _CHEAP = 12
 
 @dataclass(frozen=True)
 class FrequencyLine:
-    """``count`` values, ``step`` apart, on a circle of ``n``."""
+    """``count`` values, ``step`` apart, on a circle of ``n``.
+
+    Attributes:
+        shared: whether frequencies k and n/2 - k share products where they can.
+    """
 
     n: int
     count: int
     step: int
+    shared: bool = True
 
     @property
     def split(self) -> bool:
         """Whether frequencies k and n/2 - k share products."""
-        return self.n % 2 == 0 and self.step % 2 == 1
+        return self.shared and self.n % 2 == 0 and self.step % 2 == 1
 
     @property
     def terms(self) -> int:
@@ -219,37 +224,47 @@ def _both(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> fl
     return float((factors - 1) * (1 + 2.0**-30))
 
 
-def _sums_error(grid: Grid, tables: NormTables, dtype: torch.dtype) -> float:
+def sums_error(
+    grid: Grid, tables: NormTables, dtype: torch.dtype, most: int | None = None
+) -> float:
     """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
 
     M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
-    that differ between ``ky`` and ``-ky`` meet both operands' errors once more.
+    that differ between ``ky`` and ``-ky`` meet both operands' errors once more. More than ``most``
+    channels are added up in float64.
     """
     geometry = grid.layer.geometry
-    maps = (geometry.in_channels + geometry.out_channels) // geometry.groups
+    channels = (geometry.in_channels, geometry.out_channels)
+    each = [n // geometry.groups for n in channels]
+    maps = sum(each) if most is None else sum(min(n, most) for n in each)
     terms = (12 if tables.skew else 6) * maps + 8
     unit = torch.finfo(dtype).eps / 2
     return (1 + 2.0**-10) * terms * unit + (len(tables.index) + geometry.groups + 16) * 2.0**-50
 
 
-def places(grid: Grid) -> tuple[Places, Places]:
+def places(grid: Grid, shared: bool = True) -> tuple[Places, Places]:
     """Return the frequencies of the inputs and of the output gradients."""
     steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
     rows, columns = (
-        FrequencyLine(n, count, 1) for n, count in zip(grid.size, grid.rows, strict=True)
+        FrequencyLine(n, count, 1, shared) for n, count in zip(grid.size, grid.rows, strict=True)
     )
     g_rows, g_columns = (
-        FrequencyLine(n, count, step)
+        FrequencyLine(n, count, step, shared)
         for n, count, step in zip(grid.folded, grid.layer.output, steps, strict=True)
     )
     return Places(rows, columns), Places(g_rows, g_columns)
 
 
+def tables_of(grid: Grid, shared: bool = True) -> NormTables:
+    """Return the tables of a grid, for kernels whose frequencies share products or do not."""
+    return _make(*places(grid, shared), grid.band)
+
+
 @lru_cache(maxsize=1024)
 def plan_of(grid: Grid) -> NormPlan:
     """Return the plan of a layer on its grid."""
-    tables = _make(*places(grid), grid.band)
-    narrow, wide = (_sums_error(grid, tables, dtype) for dtype in (torch.float32, torch.float64))
+    tables = tables_of(grid)
+    narrow, wide = (sums_error(grid, tables, dtype) for dtype in (torch.float32, torch.float64))
     return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid))
 
 
@@ -319,9 +334,9 @@ def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
 
 
 @lru_cache(maxsize=256)
-def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
+def retained(grid: Grid, band: Band, shared: bool = True) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
-    x, g = places(grid)
+    x, g = places(grid, shared)
     (top, left), (height, width) = grid.layer.padding, grid.rows
     y, z = (
         n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True)
@@ -334,10 +349,15 @@ def retained(grid: Grid, band: Band) -> tuple[Retained, Retained]:
 __all__ = [
     "FrequencyLine",
     "NormPlan",
+    "NormTables",
+    "Places",
     "Retained",
     "circle",
+    "places",
     "plan_of",
     "reaches",
     "retained",
+    "sums_error",
+    "tables_of",
     "transform_products",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -93,6 +93,13 @@ class Grid:
     def factors(self) -> torch.Tensor:
         """``[bins of X]``: ``w Gamma^2 / PQ``."""
         return _factors(self.size, self.band)
+
+
+@lru_cache(maxsize=1024)
+def of_one_sample(grid: Grid) -> Grid:
+    """Return the grid without its batch size, which tables do not depend on."""
+    layer = replace(grid.layer, geometry=replace(grid.layer.geometry, batch=1))
+    return Grid(layer, grid.size, grid.band)
 
 
 @lru_cache(maxsize=1024)
@@ -188,6 +195,7 @@ __all__ = [
     "Grid",
     "fold_index",
     "half_gains",
+    "of_one_sample",
     "on",
     "parseval",
     "powers",

@@ -138,7 +138,13 @@ def _tables(
 
 
 @lru_cache(maxsize=256)
-def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) -> WhitenedPlan:
+def whitened_plan(
+    matrix: Matrix,
+    grid: Grid,
+    band: Band,
+    dtype: torch.dtype,
+    transforms: tuple[float, float] | None = None,
+) -> WhitenedPlan:
     """Return the plan of a layer on its grid.
 
     Args:
@@ -146,6 +152,7 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
         grid: of the layer, without a band.
         band: the filter.
         dtype: of the operands and of the arithmetic.
+        transforms: errors of the transforms of x and of g. None takes those of the CPU's kernels.
     """
     geometry = grid.layer.geometry
     kernel, dilation = (_pair(pair, 1) for pair in (geometry.kernel, geometry.dilation))
@@ -169,7 +176,10 @@ def whitened_plan(matrix: Matrix, grid: Grid, band: Band, dtype: torch.dtype) ->
     product += rounded * lengths * largest * math.sqrt(taps * float(weights.sum()))
     # Rows that are left out, and products of even and odd coordinates.
     product += 2.0**-44 * _norm(matrix.array) * largest + cosine * stretch
-    x_error, g_error = _bin_errors(grid, dtype)
+    stored = _STORED * torch.finfo(dtype).eps / 2
+    x_error, g_error = (
+        (1 + error) * (1 + stored) - 1 for error in transforms or _transform_errors(grid, dtype)
+    )
     return WhitenedPlan(
         even=torch.from_numpy(np.ascontiguousarray(even)),
         odd=torch.from_numpy(np.ascontiguousarray(odd)),
@@ -189,16 +199,15 @@ def _norm(matrix: Array) -> float:
     return float(np.linalg.norm(matrix, 2)) * (1 + 2.0**-30)
 
 
-def _bin_errors(grid: Grid, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the errors of the bins of x and of g, relative to the norms of the maps."""
-    if reaches(grid):
-        made = plan_of(grid)
-        wide = made.wide or dtype is torch.float64
-        x_error, g_error = made.tables.errors.view(2, 2)[int(wide)].tolist()
-    else:
-        x_error = g_error = transform_error(dtype, grid.size)
-    stored = _STORED * torch.finfo(dtype).eps / 2
-    return (1 + x_error) * (1 + stored) - 1, (1 + g_error) * (1 + stored) - 1
+def _transform_errors(grid: Grid, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the errors of the CPU's transforms of x and of g, relative to their norms."""
+    if not reaches(grid):
+        error = transform_error(dtype, grid.size)
+        return error, error
+    made = plan_of(grid)
+    wide = made.wide or dtype is torch.float64
+    x_error, g_error = made.tables.errors.view(2, 2)[int(wide)].tolist()
+    return x_error, g_error
 
 
 __all__ = ["Matrix", "WhitenedPlan", "halves", "whitened_plan"]

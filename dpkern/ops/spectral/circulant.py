@@ -101,7 +101,7 @@ def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | N
         pairs = grams.sum((-2, -1)).clamp(min=0)
     else:
         pairs = _power(gs.mH @ xs)
-    weights = on(x.device, _weights, block, band)
+    weights = on(x.device, weights_of, block, band)
     squares = (pairs * weights).sum(1)
     # Every term is at most the product of the operands' norms; transforms are off by eta of them.
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
@@ -113,7 +113,7 @@ def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | N
     return above.square() * (1 + 2.0**-42)
 
 
-def _weights(block: int, band: Band | None) -> Tensor:
+def weights_of(block: int, band: Band | None) -> Tensor:
     """Return ``[K]``: ``w Gamma^2 / d``."""
     weights = torch.from_numpy(half_weights(block)) / block
     return weights if band is None else weights * half_gains(band).flatten().square()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...base import validate as check
 from ...base.dispatch import op
@@ -23,7 +24,7 @@ from ._band import Band
 from ._filter_products import filter_products, is_even
 from ._plan import reaches, transform_products
 from ._sizes import ConvolutionGrid, _pair
-from ._spectra import Grid
+from ._spectra import Grid, of_one_sample
 from ._whitened_plan import Matrix, WhitenedPlan, whitened_plan
 from .bins import _check_bins, conv_bins, kept_bins
 
@@ -47,11 +48,46 @@ def _check(
     return layer
 
 
+_values: Any = WeakIdKeyDictionary()
+"""Matrices on devices with their versions and values: a copy at every call would let the host
+wait."""
+
+
+def _matrix(matrix: Tensor) -> Matrix:
+    if matrix.is_cpu:
+        return Matrix.of(matrix)
+    version, values = _values.get(matrix, (None, None))
+    if values is None or version != matrix._version:
+        values = Matrix.of(matrix.cpu())
+        _values[matrix] = matrix._version, values
+    assert isinstance(values, Matrix)
+    return values
+
+
+PlanArguments = tuple[Matrix, Grid, Band, torch.dtype, tuple[float, float] | None]
+
+
+def plan_arguments(
+    layer: ConvolutionGrid,
+    matrix: Tensor,
+    band: Band,
+    dtype: torch.dtype,
+    transforms: tuple[float, float] | None = None,
+) -> PlanArguments:
+    """Return the arguments of ``whitened_plan``, of transforms with these errors."""
+    grid = of_one_sample(Grid(layer, layer.size, None))
+    return _matrix(matrix), grid, band, dtype, transforms
+
+
 def plan_for(
-    layer: ConvolutionGrid, matrix: Tensor, band: Band, dtype: torch.dtype
+    layer: ConvolutionGrid,
+    matrix: Tensor,
+    band: Band,
+    dtype: torch.dtype,
+    transforms: tuple[float, float] | None = None,
 ) -> WhitenedPlan:
-    """Return the tables and errors of a layer's coordinates."""
-    return whitened_plan(Matrix.of(matrix.cpu()), Grid(layer, layer.size, None), band, dtype)
+    """Return the tables and errors of a layer's coordinates, of transforms with these errors."""
+    return whitened_plan(*plan_arguments(layer, matrix, band, dtype, transforms))
 
 
 @op(check=_check)
@@ -93,15 +129,22 @@ def whitened_bins(
     options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
     options |= {"dilation": dilation, "groups": groups}
     x_bins, g_bins, _ = conv_bins.reference(xs, gs, **options, band=band)
+    squares = whitened_squares(xs, gs, x_bins, g_bins, plan, groups)
+    kind = of_sums(x.dtype)
+    return x_bins.to(kind), g_bins.to(kind), squares
+
+
+def whitened_squares(
+    x: Tensor, g: Tensor, x_bins: Tensor, g_bins: Tensor, plan: WhitenedPlan, groups: int
+) -> Tensor:
+    """Return squared norms of whitened coordinates, from above; all operands are float64."""
     numbers = 4 * x_bins.shape[0] * x_bins.shape[3] * g_bins.shape[3]
     each = max(1, _CHUNK // max(1, numbers))  # the products of a few samples at a time
     parts = [slice(first, first + each) for first in range(0, max(1, len(x)), each)]
     sums = [conv_parts(x_bins[:, part], g_bins[:, part], plan, groups) for part in parts]
     kept = [torch.cat(of_all) for of_all in zip(*sums, strict=True)]
-    x_norm, g_norm = (t.flatten(1).norm(dim=1) for t in (xs, gs))
-    squares = from_above(kept[0], kept[1], kept[2], kept[3], x_norm, g_norm, plan)
-    kind = of_sums(x.dtype)
-    return x_bins.to(kind), g_bins.to(kind), squares
+    x_norm, g_norm = (t.flatten(1).norm(dim=1) for t in (x, g))
+    return from_above(kept[0], kept[1], kept[2], kept[3], x_norm, g_norm, plan)
 
 
 def conv_parts(
@@ -196,4 +239,13 @@ def _by_bins(layer: ConvolutionGrid, rank: int, band: Band) -> bool:
     return by_bins < by_positions
 
 
-__all__ = ["conv_parts", "from_above", "norm_by_bins", "plan_for", "whitened_bins"]
+__all__ = [
+    "PlanArguments",
+    "conv_parts",
+    "from_above",
+    "norm_by_bins",
+    "plan_arguments",
+    "plan_for",
+    "whitened_bins",
+    "whitened_squares",
+]

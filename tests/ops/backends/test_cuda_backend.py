@@ -144,12 +144,6 @@ def test_forked_processes(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert _device.refusal() == reason
 
 
-def test_scales_per_coordinate(emulator: ModuleType) -> None:
-    x = torch.zeros(3)
-    with pytest.raises(BackendError, match="one scale per call"):
-        noise.add_noise(x, stream=STREAM, rounding=ROUNDING, scale=torch.ones(3), backend="cuda")
-
-
 # how failures read
 
 

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.cases import SMALL_CASES, ClipCase
 from dpkern.base import dispatch
 from dpkern.base.errors import BackendError
 from dpkern.base.rng import Purpose
-from dpkern.ops import clip, coef, noise, symbols, testing, update
+from dpkern.ops import clip, coef, noise, spectral, symbols, testing, update
 from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.backends import _kernels as table
 from dpkern.ops.backends import _launch, _start, cuda, cupy
@@ -32,6 +31,10 @@ from dpkern.ops.backends._start import Device
 from dpkern.ops.ghost import explicit
 from dpkern.step.noise_tables._cdt_law import CdtLaw
 from tests.ops.backends.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
+from tests.ops.small_cases import SMALL_CASES, ClipCase
+from tests.ops.spectral_cases import CASES as CONVOLUTIONS
+from tests.ops.spectral_cases import correlation_map, taps
+from tests.ops.test_whitened_bins import matrices
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
 
@@ -168,6 +171,36 @@ def perturb_everything() -> None:
             coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
 
 
+def release_in_the_frequency_domain() -> None:
+    """Norms, bins and sums of a convolution, whitened and filtered."""
+    case = CONVOLUTIONS[0]
+    band = case.band()
+    given: dict[str, Any] = case.sizes | {"backend": "cupy"}
+    own = {"dilation": case.dilation, "groups": case.groups, "band": band, "backend": "cupy"}
+    for dtype in FLOATS:
+        x, g = case.operands(3, dtype)
+        spectral.conv_norm(x, g, **given, size=case.size, band=band)
+        bins = spectral.conv_bins(x, g, **given, band=band)[:2]
+        for matrix in matrices(case, band):
+            spectral.whitened_bins(x, g, matrix, **given, band=band)
+        out = torch.zeros_like(
+            taps(case, correlation_map(case, x.double(), g.double()))[0], dtype=dtype
+        )
+        spectral.bins_sum(*bins, torch.ones(3, dtype=dtype), out, **own)
+
+
+def release_coordinate_by_coordinate() -> None:
+    """A noise scale, and a scale of the norm, for every coordinate."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        grads, each = torch.ones(3, 50, dtype=dtype), torch.full((50,), 2.0)
+        clip.sample_norm(grads, scale=each, center=each, backend="cupy")
+        if dtype is not torch.bfloat16:
+            rounding = testing.KEY.stream(Purpose.ROUNDING, 1)
+            given: dict[str, Any] = {"stream": STREAM, "rounding": rounding, "scale": each}
+            for law in LAWS:
+                noise.add_noise(grads[0], distribution=law, backend="cupy", **given)
+
+
 def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     for case in SMALL_CASES:
         case.verify("cupy")
@@ -181,6 +214,8 @@ def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
     noise.rounding_bits(STREAM, position=7, count=5000, backend="cupy")
     read_from_tables()
+    release_coordinate_by_coordinate()
+    release_in_the_frequency_domain()
     assert both.kernels == set(table.signatures())
 
 

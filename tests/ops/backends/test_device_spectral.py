@@ -16,6 +16,7 @@ from dpkern.ops.backends import _library
 from dpkern.ops.spectral import Band
 from dpkern.ops.update import Ball, Box, Projection, Simplex
 from tests.ops.spectral_cases import CASES, Case, correlation_map, taps, through
+from tests.ops.test_whitened_bins import exact, matrices
 from tests.step.no_wait import NoWait
 
 FOLDED = Case(2, 3, (11, 9), (3, 3), 2, 1, 1, 1, "fast")
@@ -51,6 +52,11 @@ def test_norms_and_sums_are_those_of_the_correlation_map(case: Case) -> None:
     testing.assert_close("bins of x", x_bins, want_bins[0], 1e-5)
     testing.assert_close("bins of g", g_bins, want_bins[1], 1e-5)
     assert bool((squares >= squared(maps) * (1 - 1e-14)).all())
+    for matrix in matrices(case, band):
+        *_, squares = spectral.whitened_bins(x, g, matrix, **case.sizes, band=band, backend="cuda")
+        want = exact(case, x, g, matrix, band).square()
+        assert bool((squares >= want * (1 - 1e-12)).all())
+        assert bool((squares <= want * (1 + 5e-3)).all())
     own = {"dilation": case.dilation, "groups": case.groups, "band": band, "backend": "cuda"}
     factors = torch.tensor([0.7, 0.0, -0.3])
     x_bins[:, 1] = math.nan  # factor 0: nothing of it
@@ -138,6 +144,9 @@ def _calls() -> dict[str, Callable[[], Any]]:
     return {
         "spectral.conv_norm": lambda: spectral.conv_norm(x, g, **sizes, band=band, **to),
         "spectral.conv_bins": lambda: spectral.conv_bins(x, g, **FOLDED.sizes, band=band, **to),
+        "spectral.whitened_bins": lambda: spectral.whitened_bins(
+            x, g, eye, **FOLDED.sizes, band=band, **to
+        ),
         "spectral.bins_sum": lambda: spectral.bins_sum(
             x_bins, g_bins, factors, out, band=band, **to
         ),

@@ -35,12 +35,12 @@ from dpkern.base.signature import (
     transposable,
     written,
 )
+from dpkern.bench.cases import FACTS
+from dpkern.bench.outcome import bits
 from dpkern.ops import clip, ghost, product
 from dpkern.ops.backends import _direct, _extension, _native
 from tests.ops.conformance.bad import bad_arguments
 from tests.ops.conformance.calls import cases
-from tests.ops.conformance.check import bits
-from tests.ops.conformance.facts import FACTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXTENSION: Any = _extension.load_extension()

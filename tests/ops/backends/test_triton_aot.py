@@ -76,11 +76,12 @@ def test_forms_are_those_of_a_launch(reports: list[dict[str, Any]]) -> None:
     """Triton is told about every size: one group of channels, features that are multiples of 16."""
     forms = {r["call"]: r for r in reports if r["kernel"] == "direct_kernel"}
     wide = forms["linear_norm-wide-direct-bfloat16"]
-    assert wide["types"]["sizes"] == ["i32", "i32", "i32", "constexpr", "i32"]
-    assert {f"sizes.{i}" for i in (0, 1, 2, 4)} <= {*wide["multiples"]}
+    assert wide["types"]["sizes"] == ["i32", "i32", "i32", "constexpr", "i32", "i32"]
+    assert {f"sizes.{i}" for i in (0, 1, 2, 4, 5)} <= {*wide["multiples"]}
     assert wide["copied"] == [16]
-    odd = forms["linear_norm-vocabulary-direct-bfloat16"]
-    assert "sizes.1" not in odd["multiples"]
+    vocabulary = forms["linear_norm-vocabulary-direct-bfloat16"]["multiples"]
+    assert "sizes.1" not in vocabulary
+    assert {"sizes.5", "g_strides.2"} <= {*vocabulary}
     block = forms["conv_norm-block-bfloat16"]["types"]
     assert block["geometry"].count("constexpr") > 5
 

@@ -37,6 +37,7 @@ from triton.errors import TritonError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks import machine_code
 from dpkern.base import dispatch
 from dpkern.base.rng import Purpose
 from dpkern.ops import ghost, noise
@@ -154,9 +155,34 @@ class Compiling:
             "products": len(begins),
             "merged": sum(not start.startswith("cst") for start in begins),
             "tf32": "tf32" in ptx,
+            "warps": self._about["num_warps"],
+            "constants": {
+                kernel.arg_names[path[0]]: value
+                for path, value in self._about["constants"].items()
+                if len(path) == 1 and isinstance(value, (bool, int))
+            },
+            "loop": loop(compiled.asm["cubin"]) if begins else None,
             **resources(compiled.asm["cubin"]),
             "dynamic_shared": compiled.metadata.shared,
         }
+
+
+def loop(cubin: bytes) -> dict[str, Any] | None:
+    """Return what the loop of the product consists of; None without one."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        (code,) = machine_code.kernels(_dumped(file.name, "-sass"))
+    found = machine_code.product_loop(code)
+    if found is None:
+        return None
+    loads = found.widths("LDG", "LD", "LDGSTS")
+    return {
+        "instructions": len(found),
+        "pipes": dict(found.pipes),
+        "loads": {str(width): times for width, times in sorted(loads.items())},
+        "local": found.local,
+    }
 
 
 def multiples(kernel: Any, attributes: dict[tuple[int, ...], Any]) -> list[str]:

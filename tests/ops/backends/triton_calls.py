@@ -1,19 +1,19 @@
 """Calls of ops that between them launch every Triton kernel in the forms that training meets.
 
 Triton makes a kernel of its own for each type, for pointers and sizes that are multiples of 16, and
-for sizes that are 1. So the calls differ in these and not in how large they are: a width of 257
-stands for a vocabulary of 50257.
+for sizes that are 1. So the calls differ in these and not in how large they are: a width of 1025
+stands for a vocabulary of 50257, which is filled up like it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.cases import SMALL_CASES
 from dpkern.base.laws import LAWS
 from dpkern.base.rng import Purpose
 from dpkern.ops import ghost, noise, symbols
@@ -21,12 +21,13 @@ from dpkern.ops.clip import GRAD_DTYPES
 from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
 from dpkern.ops.testing import KEY
 from dpkern.privacy.mechanisms import RandomizedResponse
+from tests.ops.small_cases import SMALL_CASES, SmallCase
 
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 
 LINEAR = {
     "wide": (2, 1024, 768, 3072),
-    "vocabulary": (2, 512, 768, 257),
+    "vocabulary": (2, 512, 768, 1025),
     "narrow": (2, 1024, 64, 10),
     "odd": (3, 77, 33, 20),
     "short": (3, 8, 64, 64),
@@ -64,8 +65,14 @@ def calls() -> Calls:
     for dtype in GRAD_DTYPES:
         yield from _gradients(dtype)
     for case in SMALL_CASES:
-        yield case.name, lambda case=case: case.work("triton").ours()
+        yield case.name, partial(_launch, case)
     yield from _draws()
+
+
+def _launch(case: SmallCase) -> None:
+    """Make a case's launches; where they only compile, its comparison fails."""
+    with suppress(AssertionError):
+        case.verify("triton")
 
 
 def _name(op: str, name: str, dtype: torch.dtype) -> str:

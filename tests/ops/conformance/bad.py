@@ -19,7 +19,7 @@ from dpkern.base.signature import (
     TensorParameter,
     is_bound,
 )
-from tests.ops.conformance.calls import Case
+from dpkern.bench.case import Case
 
 Bad = tuple[str, str, Any]
 """What is wrong, the name that the error must give, and the argument."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,46 +12,8 @@ from dpkern.base.dtypes import DTYPES, sum_dtype
 from dpkern.base.errors import BackendError
 from dpkern.base.memory import is_dense
 from dpkern.base.signature import LEADING, TensorParameter
-from dpkern.ops.testing import assert_close
-from tests.ops.conformance.calls import Case
-
-Tensors = dict[str, torch.Tensor]
-
-
-def tensors_in(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an argument or a result, by a readable name."""
-    if isinstance(tree, torch.Tensor):
-        yield name, tree
-    elif isinstance(tree, dict):
-        for key, item in tree.items():
-            yield from tensors_in(item, f"{name}.{key}")
-    elif isinstance(tree, (list, tuple)):
-        for i, item in enumerate(tree):
-            yield from tensors_in(item, f"{name}[{i}]")
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for part in dataclasses.fields(tree):
-            yield from tensors_in(getattr(tree, part.name), f"{name}.{part.name}")
-
-
-def bits(tree: Any) -> list[Any]:
-    """What an argument holds, NaN included."""
-    if isinstance(tree, (bool, int, float, str)):
-        return [tree]
-    return [
-        t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-        for _, t in tensors_in(tree, "")
-    ]
-
-
-def run(case: Case, backend: str | None, args: dict[str, Any]) -> Any:
-    """The op's result for arguments by name."""
-    return case.op(**args, backend=backend)
-
-
-def changed(case: Case) -> set[str]:
-    """Names of arguments that the op changes."""
-    marked = {p.name for p in case.op.schema.signature.tensors if "written" in p.marks}
-    return marked | case.facts.changes
+from dpkern.bench.case import Case
+from dpkern.bench.outcome import bits, changed, check_values, run, tensors_in
 
 
 def conform(case: Case, backend: str) -> bool:
@@ -74,7 +35,7 @@ def conform(case: Case, backend: str) -> bool:
             assert bits(value) == before[name], f"{case}: {name} is changed"
     for name, version in _written_versions(case, args).items():
         assert version > versions[name], f"{case}: autograd does not see that {name} is written"
-    _check_values(case, args, result)
+    check_values(case, args, result)
     return True
 
 
@@ -140,44 +101,6 @@ def _dims(wanted: TensorParameter, sizes: dict[str, Any], count: int) -> list[in
             known = all(isinstance(part, int) or part.isdecimal() for part in parts)
             dims.append(math.prod(map(int, parts)) if known else None)
     return dims
-
-
-def _outcome(case: Case, args: dict[str, Any], result: Any) -> Tensors:
-    """Results and written arguments, by name."""
-    found = dict(tensors_in(result, "result"))
-    for name in changed(case):
-        if args.get(name) is not None:
-            found |= dict(tensors_in(args[name], name))
-    return found
-
-
-_REFERENCES: dict[tuple[Any, ...], Tensors] = {}
-"""What one op's calls come to, for the backends that are compared one after the other."""
-
-
-def _reference(case: Case) -> Tensors:
-    key = case.op, case.name, case.kind
-    if key not in _REFERENCES:
-        if any(known[0] is not case.op for known in _REFERENCES):
-            _REFERENCES.clear()
-        wide = case.arguments(wide=not (case.facts.bits or case.facts.rounded_alike))
-        _REFERENCES[key] = _outcome(case, wide, run(case, "reference", wide))
-    return _REFERENCES[key]
-
-
-def _check_values(case: Case, args: dict[str, Any], result: Any) -> None:
-    """The reference's bits, or its float64 within the op's bound."""
-    facts = case.facts
-    wanted = _reference(case)
-    got = _outcome(case, args, result)
-    assert got.keys() == wanted.keys(), f"{case}: {got.keys()}"
-    for name, tensor in got.items():
-        tensor, want = tensor.detach(), wanted[name].detach()
-        if facts.bits:
-            assert bits(tensor) == bits(want), f"{case}: {name} has other bits than the reference"
-        else:
-            bound = facts.bounds[case.kind or torch.float64]
-            assert_close(f"{case}: {name}", tensor, want, bound)
 
 
 POISON = (math.nan, math.inf, -math.inf)

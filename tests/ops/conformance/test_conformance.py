@@ -7,11 +7,11 @@ import torch
 
 from dpkern.base import dispatch
 from dpkern.base.dispatch import OPS
+from dpkern.bench.cases import FACTS
 from dpkern.ops import testing
 from tests.ops.backends.every_backend import INTERPRETED, PARAMETERS
 from tests.ops.conformance.calls import cases
 from tests.ops.conformance.check import POISON, SAMPLE, check_samples, conform
-from tests.ops.conformance.facts import FACTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

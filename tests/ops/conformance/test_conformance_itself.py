@@ -10,9 +10,9 @@ import torch
 
 from dpkern.base import dispatch
 from dpkern.base.dispatch import OPS
+from dpkern.bench.cases import FACTS
 from tests.ops.conformance.calls import cases
 from tests.ops.conformance.check import check_samples, conform
-from tests.ops.conformance.facts import FACTS
 
 norm, total = OPS["ghost.linear_norm"].reference, OPS["ghost.linear_sum"].reference
 draws = OPS["noise.lattice_draws"].reference

@@ -6,10 +6,10 @@ import pytest
 
 from dpkern.base.dispatch import OPS
 from dpkern.base.errors import InvalidInput
+from dpkern.bench.cases import FACTS
+from dpkern.bench.outcome import bits
 from tests.ops.conformance.bad import bad_arguments
 from tests.ops.conformance.calls import cases
-from tests.ops.conformance.check import bits
-from tests.ops.conformance.facts import FACTS
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

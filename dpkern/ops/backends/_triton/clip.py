@@ -80,14 +80,21 @@ def _powers(tensors: Sequence[torch.Tensor], p: int) -> torch.Tensor:
     return powers
 
 
-def _refuse_sample_norm(grads: clip.Gradients, **kwargs: Any) -> str | None:
-    if kwargs.get("scale") is not None or kwargs.get("center") is not None:
-        return "has no per-coordinate scale or centre"
-    return None
-
-
-def _sample_norm(grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor:
-    powers = _powers([t.contiguous() for t in clip.tensors_of(grads)], p)
+def _sample_norm(
+    grads: clip.Gradients,
+    *,
+    p: int = 2,
+    scale: clip.Gradients | None = None,
+    center: clip.Gradients | None = None,
+) -> torch.Tensor:
+    tensors = [t.detach().contiguous() for t in clip.tensors_of(grads)]
+    if center is not None:
+        pairs = zip(tensors, clip.tensors_of(center), strict=True)
+        tensors = [t.double() - c.detach().double() for t, c in pairs]
+    if scale is not None:
+        pairs = zip(tensors, clip.tensors_of(scale), strict=True)
+        tensors = [t.double() / s.detach().double() for t, s in pairs]
+    powers = _powers(tensors, p)
     norms = powers.sqrt() if p == 2 else powers
     return clip.combine_norms(norms.t(), p)
 
@@ -160,7 +167,7 @@ def _add_integers(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("clip.sample_norm", _sample_norm, _refuse_sample_norm),
+    ("clip.sample_norm", _sample_norm, _never),
     ("clip.clip_sum", _clip_sum, _never),
 )
 """``(op, run, refuse)``."""

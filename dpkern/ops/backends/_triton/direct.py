@@ -91,7 +91,7 @@ def direct_kernel(
     for begin in range(0, positions, DEPTH):
         t = begin + tl.arange(0, DEPTH)
         live = t < positions
-        left = outputs(g, i, t * g_strides[2], live, rows, g_strides[1])
+        left = outputs(g, i, t * g_strides[2], live, sizes[5], g_strides[1])
         right = inputs(a, j, t, t * 0, live, columns, a_strides, geometry, DENSE)
         total += product(left, right, SUMS)
         if not KEEP:
@@ -111,7 +111,9 @@ def direct_kernel(
             sizes_g = tl.zeros([ROWS], tl.float64)
             for begin in range(0, positions, DEPTH):
                 t = begin + tl.arange(0, DEPTH)
-                left = outputs(g, i, t * g_strides[2], t < positions, rows, g_strides[1]).to(SUMS)
+                left = outputs(g, i, t * g_strides[2], t < positions, sizes[5], g_strides[1]).to(
+                    SUMS
+                )
                 sizes_g += tl.sum(left * left, 1).to(tl.float64)
             tl.store(g_squares + unit * row_tiles + m, tl.sum(sizes_g))
         if m == 0:

@@ -1,6 +1,7 @@
 """Embedding tables: equal ids are brought together by a stable sort, then walked in order.
 
-Norms: one program walks one sample. Sums: a program walks ``CHUNK`` sorted positions of the whole
+Norms: a program walks the runs of equal ids that begin in its ``CHUNK`` sorted positions of a
+sample, to their ends. Sums: a program walks ``CHUNK`` sorted positions of the whole
 batch. Runs of equal ids inside a chunk are added to the table, pieces of runs that a chunk's edge
 cuts are put aside and added by a second kernel in order: no two programs write the same row.
 """
@@ -32,34 +33,53 @@ def _norm_kernel(
     columns: tl.int64,
     blocks: tl.int64,
     padding: tl.int64,
+    CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Sum squares of the sums of equal ids, and of the sums of absolute values.
 
-    A program takes one sample and block of columns, ``ids`` sorted.
+    A program takes one sample's chunk of positions and block of columns, ``ids`` sorted.
     """
     program = tl.program_id(0).to(tl.int64)
-    sample, block = program // blocks, program % blocks
+    chunk, block = program // blocks, program % blocks
+    chunks = tl.cdiv(positions, CHUNK)
+    sample = chunk // chunks
+    first = chunk % chunks * CHUNK
+    end = tl.minimum(first + CHUNK, positions)
+    ids += sample * positions
+    order += sample * positions
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     square = tl.zeros((COLUMNS,), tl.float64)
     absolute = tl.zeros((COLUMNS,), tl.float64)
     sums = tl.zeros((COLUMNS,), tl.float64)
     sizes = tl.zeros((COLUMNS,), tl.float64)
-    previous = padding
-    for t in range(positions):
-        at = sample * positions + t
-        token = tl.load(ids + at)
+    t = first
+    previous = tl.load(ids + first)
+    # The run that began before this chunk is another program's.
+    known = False
+    if first > 0:
+        known = tl.load(ids + first - 1) == previous
+    while known:
+        t += 1
+        known = (t < end) & (tl.load(ids + tl.minimum(t, end - 1)) == previous)
+    going = t < end
+    while going:
+        token = tl.load(ids + t)
         if token != previous:
             square += sums * sums
             absolute += sizes * sizes
             sums = tl.zeros((COLUMNS,), tl.float64)
             sizes = tl.zeros((COLUMNS,), tl.float64)
-        row = sample * positions + tl.load(order + at)
-        end = tl.where(token == padding, 0, columns)
-        x = tl.load(g + row * columns + column, mask=column < end, other=0).to(tl.float64)
+        row = sample * positions + tl.load(order + t)
+        limit = tl.where(token == padding, 0, columns)
+        x = tl.load(g + row * columns + column, mask=column < limit, other=0).to(tl.float64)
         sums += x
         sizes += tl.abs(x)
         previous = token
+        t += 1
+        # A run that begins here is walked to its end, in later chunks too.
+        same = tl.load(ids + tl.minimum(t, positions - 1)) == token
+        going = (t < positions) & ((t < end) | same)
     tl.store(squares + program, tl.sum(square + sums * sums))
     tl.store(absolutes + program, tl.sum(absolute + sizes * sizes))
 
@@ -170,10 +190,11 @@ def _embedding_norm(
     (batch, positions), columns = ids.shape, g.shape[2]
     order = torch.sort(ids, dim=1, stable=True)
     blocks = -(-columns // _COLUMNS)
-    parts = torch.zeros(2, batch, blocks, dtype=torch.float64, device=g.device)
+    each = -(-positions // _CHUNK) * blocks
+    parts = torch.zeros(2, batch, each, dtype=torch.float64, device=g.device)
     launch(
         _norm_kernel,
-        batch * blocks,
+        batch * each,
         g,
         order.values,
         order.indices,
@@ -184,6 +205,7 @@ def _embedding_norm(
         columns,
         blocks,
         _NO_PADDING if padding_idx is None else padding_idx,
+        CHUNK=_CHUNK,
         COLUMNS=_COLUMNS,
     )
     # Of each entry, the sum of at most T numbers is off by gamma(T) of the sum of their sizes; and

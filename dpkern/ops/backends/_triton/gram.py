@@ -97,7 +97,7 @@ def gram(operands: Operands, highs: torch.Tensor) -> torch.Tensor:
         operands.batch,
         operands.a,
         *(operands.a, operands.g, highs, done),
-        *(operands.positions, operands.columns, operands.rows),
+        *(operands.positions, operands.columns, operands.sizes[5]),
         gram_numbers(first(operands.a.dtype), *sizes, depth),
         SIDE=_side(operands),
         DEPTH=depth,

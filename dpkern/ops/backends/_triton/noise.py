@@ -10,6 +10,7 @@ import triton.language as tl
 from torch.autograd.graph import increment_version
 
 from ....base.rng import Stream
+from ... import noise
 from .. import _numbers, _rounding
 from . import chacha, lattice
 from .launch import INTERPRETED, at, launch, number
@@ -210,8 +211,6 @@ def _lattice_draws(
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
-    if isinstance(kwargs.get("scale"), torch.Tensor):
-        return "has one scale per call, got one per coordinate"
     if kwargs.get("draws") is not None:
         return "makes its draws in registers, got prefetched draws"
     return None
@@ -223,10 +222,16 @@ def _add_noise(
     stream: Stream,
     position: int = 0,
     distribution: str = "gaussian",
-    scale: float | None = None,
+    scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
     draws: None = None,
 ) -> torch.Tensor:
+    if isinstance(scale, torch.Tensor):
+        # Draws and bits go through memory: rare, and torch's operations release them as well.
+        place: dict[str, Any] = {"position": position, "count": x.numel(), "device": x.device}
+        drawn = _lattice_draws(stream, distribution=distribution, **place)
+        bits = _rounding_bits(rounding or stream, **place).to(torch.int32).bitwise_and_(0xFFFF)
+        return noise.add_drawn(x, (drawn, bits), scale)
     release(
         x,
         x,
@@ -246,10 +251,12 @@ def _never(*_: Any, **__: Any) -> None:
     return None
 
 
+_rounding_bits = _rounding.from_keystream(_keystream)
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _never),
     ("noise.lattice_draws", _lattice_draws, _never),
-    ("noise.rounding_bits", _rounding.from_keystream(_keystream), _never),
+    ("noise.rounding_bits", _rounding_bits, _never),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""

@@ -22,6 +22,9 @@ from .launch import INTERPRETED
 from .precision import SIXTEEN
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
+_WIDE, _MULTIPLE = 1024, 16
+"""Widths from the first on, such as a vocabulary of 50257, are filled up to multiples of the
+second: Triton makes wide loads only of sizes that are multiples of 16."""
 _FLAT = (1,) * 17  # no geometry: columns lie where they are
 
 
@@ -37,6 +40,8 @@ class Operands:
         geometry: of a convolution: input sizes (3), output sizes without the first (2), kernel
             sizes without the first (2), taps, then stride, padding and dilation (3 each).
         dense: columns are channels, read at their position.
+        read_rows: rows that ``g`` has in memory: those behind ``rows`` are zeros, so that loads of
+            16 bytes need no edge inside of them.
     """
 
     a: torch.Tensor
@@ -50,6 +55,7 @@ class Operands:
     g_strides: tuple[int, int, int]
     geometry: tuple[int, ...] = _FLAT
     dense: bool = True
+    read_rows: int = 0
 
     @property
     def batch(self) -> int:
@@ -58,7 +64,8 @@ class Operands:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The sizes in the form that kernels take."""
-        return self.positions, self.rows, self.columns, self.groups, self.channels
+        sizes = self.positions, self.rows, self.columns, self.groups, self.channels
+        return (*sizes, self.read_rows or self.rows)
 
     @property
     def sums(self) -> torch.dtype:
@@ -75,8 +82,11 @@ class Operands:
         """Return ``a [B, T, d]`` and ``g [B, T, p]`` as operands."""
         _, positions, d = a.shape
         p = g.shape[2]
-        strides = (positions * d, 1, d), (positions * p, 1, p)
-        return Operands(a, g, 1, positions, p, d, d, *strides)
+        if positions > 1 and p >= _WIDE and p % _MULTIPLE:
+            g = torch.nn.functional.pad(g, (0, -p % _MULTIPLE))
+        width = g.shape[2]
+        strides = (positions * d, 1, d), (positions * width, 1, width)
+        return Operands(a, g, 1, positions, p, d, d, *strides, read_rows=width)
 
     @staticmethod
     def convolution(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> Operands:

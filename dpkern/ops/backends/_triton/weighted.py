@@ -62,7 +62,7 @@ def positions_kernel(
         factor = tl.load(factors + sample, mask=live, other=0.0)
         live &= factor != 0.0  # what is not read cannot be NaN
         starts = sample * g_strides[0] + t * g_strides[2]
-        left = outputs(g, i, starts, live, rows, g_strides[1]).to(SUMS) * factor[None, :]
+        left = outputs(g, i, starts, live, sizes[5], g_strides[1]).to(SUMS) * factor[None, :]
         starts = sample * a_strides[0]
         right = inputs(a, j, t, starts, live, columns, a_strides, geometry, DENSE).to(SUMS)
         total += product(left, right, SUMS)
@@ -103,7 +103,7 @@ def samples_kernel(
             for begin in range(0, positions, DEPTH):
                 t = begin + tl.arange(0, DEPTH)
                 live = t < positions
-                left = outputs(y, i, t * g_strides[2], live, rows, g_strides[1])
+                left = outputs(y, i, t * g_strides[2], live, sizes[5], g_strides[1])
                 right = inputs(x, j, t, t * 0, live, columns, a_strides, geometry, DENSE)
                 own += product(left, right, SUMS)
             total += factor * own

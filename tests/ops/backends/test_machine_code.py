@@ -1,0 +1,94 @@
+"""Gates on the machine code of device kernels, made without a device.
+
+Nothing is in local memory, nothing flushes denormal numbers, main loops load 16 bytes at a time and
+take no more instructions for a value than they did.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sass
+from benchmarks.machine_code import Code
+from benchmarks.sass_values import CASES, Case, per_value
+from tests.ops.backends import cuda_gate as gate
+from tests.ops.backends.triton_versions import VERSIONS, compiled, missing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(gate.nvcc() is None, reason="nvcc is not installed"),
+    pytest.mark.skipif(missing("installed") is not None, reason="Triton ships the disassembler"),
+]
+
+MOST_INSTRUCTIONS = {
+    "draws": 142,
+    "add noise, int32": 146,
+    "add noise, float32": 207,
+    "add noise, a scale for each": 256,
+    "update, Adam, int32 sums": 245,
+    "update, Adam, float32 sums": 297,
+    "powers of rows, float32": 33,
+    "weighted sum of rows, float32": 8.0,
+    "weighted sum of rows, bfloat16, exact": 21.5,
+}
+"""Of a thread for a value, as they are now and a little more: a rise must be wanted."""
+ROOTS = ("MUFU", "FMUL", "FADD", "FFMA", "FCHK", "FSETP", "FSEL", "FMNMX", "F2I.FTZ.U32.TRUNC.NTZ")
+"""Instructions of exact divisions and roots, which scale denormal numbers before they flush any;
+the last one is of divisions of integers. PTX without any of them is asked for in ``cuda_gate``."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Binaries of the sources that the cases need."""
+    made = tmp_path_factory.mktemp("cubins")
+    wanted = {f"{case.source}_kernels" for case in CASES}
+    for source in gate.SOURCES:
+        if source.stem in wanted:
+            gate.usage(gate.ptx(source, made))
+    return made
+
+
+def codes_of(source: str, folder: Path) -> list[Code]:
+    return sass.disassembled(folder / f"{source}_kernels.90.cubin")
+
+
+@pytest.mark.parametrize("source", sorted({case.source for case in CASES}))
+def test_nothing_is_in_local_memory_or_flushed(source: str, folder: Path) -> None:
+    codes = codes_of(source, folder)
+    assert len(codes) > 5
+    assert [code.name for code in codes if code.local] == []
+    flushed = [line for code in codes for line in code.flushing]
+    assert [line for line in flushed if not line.startswith(ROOTS)] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_a_value_takes_no_more_instructions_than_it_did(case: Case, folder: Path) -> None:
+    (code,) = (code for code in codes_of(case.source, folder) if case.symbol in code.name)
+    pipes, _ = per_value(case, code)
+    assert sum(pipes.values()) <= MOST_INSTRUCTIONS[case.title]
+    assert sum(pipes.values()) > 0.8 * MOST_INSTRUCTIONS[case.title]  # else lower the gate
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_products_load_16_bytes_at_a_time(version: str) -> None:
+    """At real shapes, a vocabulary of odd width among them, on the oldest Triton and the newest."""
+    reason = missing(version)
+    if reason is not None:
+        pytest.skip(reason)
+    calls = r"^linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?-bfloat16$"
+    found = compiled(version, "90", "--only", calls)
+    assert found["failed"] == []
+    loops = {(r["kernel"], r["call"]): r["loop"] for r in found["reports"] if r["loop"]}
+    assert len(loops) == 6
+    assert {name: loop["loads"] for name, loop in loops.items() if {*loop["loads"]} != {"16"}} == {}
+    assert [name for name, loop in loops.items() if loop["local"]] == []
+    assert all(loop["pipes"].get("tensor") for loop in loops.values())
+
+
+def test_scalar_loads_are_found() -> None:
+    """A width below those that are filled up is read number by number."""
+    found = compiled("installed", "90", "--only", "^linear_norm-narrow-direct-bfloat16$")
+    (loop,) = (r["loop"] for r in found["reports"] if r["loop"])
+    assert "2" in loop["loads"]
