@@ -175,7 +175,7 @@ class Op(Generic[P, R]):
             f"backend {wanted!r} for {self.name}",
             expected="a backend that can run this call",
             got=f"it {reason}",
-            remedy=f"Leave backend out, or choose another one: {self._others(wanted)}.",
+            remedy=f"Leave backend out, or choose another one: {self._others(wanted, bound)}.",
         )
 
     def _load_next(self, order: _Order, device: str) -> None:
@@ -207,12 +207,17 @@ class Op(Generic[P, R]):
             return reason
         return self.kernels.get(name, "has no kernel for this op")
 
-    def _others(self, wanted: str) -> str:
-        rows = [row for row in table() if row["op"] == self.name and row["backend"] != wanted]
-        return ", ".join(
-            f"{row['backend']} ({'available' if row['available'] else row['reason']})"
-            for row in rows
-        )
+    def _others(self, wanted: str, bound: BoundCall) -> str:
+        """Return the other backends of this op, each with whether it takes this call."""
+        found = []
+        for name in BACKENDS:
+            kernel = self._kernel(name)
+            reason: str | None = kernel if isinstance(kernel, str) else None
+            if not isinstance(kernel, str) and kernel.refuse is not None:
+                reason = kernel.refuse(bound)
+            if name != wanted:
+                found.append(f"{name} ({reason or 'available'})")
+        return ", ".join(found)
 
 
 _modules = sys.modules

@@ -46,6 +46,20 @@ BLOCK_COLUMNS = LayoutSize(1024, "columns that such a block sums")
 FACTOR_THREADS = LayoutSize(128, "of a block that makes clip factors")
 WARP = LayoutSize(32, "threads of a warp")
 
+# Transforms of maps on a grid of at most SPECTRAL_GRID values on an axis.
+SPECTRAL_GRID = LayoutSize(64, "values on an axis that a block transforms")
+SPECTRAL_THREADS = LayoutSize(192, "of a block that transforms maps")
+SPECTRAL_EACH = LayoutSize(3, "frequencies ky of a thread")
+SPECTRAL_FOLDED = LayoutSize(4 * 33 * 36, "entries of folded maps that a block holds")
+SPECTRAL_FOLDED_WIDE = LayoutSize(4 * 33 * 34, "in double")
+SPECTRAL_LINES = LayoutSize(4 * 36 * 17, "entries of lines that a block holds")
+SPECTRAL_LINES_WIDE = LayoutSize(4 * 34 * 8, "in double")
+PAIR_THREADS = LayoutSize(128, "of a block whose threads have channel pairs")
+SPECTRAL_PAIRS = LayoutSize(4, "output channels of such a thread")
+SPECTRAL_ROWS = LayoutSize(5, "whitened coordinates that it has at a time")
+SPECTRAL_CHUNK = LayoutSize(16, "bins that are added up by themselves")
+SPECTRAL_TOGETHER = LayoutSize(4, "bins of a weighted sum that a thread has at a time")
+
 SIZES = {name: value for name, value in list(globals().items()) if isinstance(value, LayoutSize)}
 
 # structs
@@ -123,6 +137,12 @@ ROW_TASK = Struct(
     columns=I64,
     first_chunk=I64("kChunk columns each, of all tasks before this one"),
     first_column=I64("of all tasks before this one"),
+)
+ROW_MAP = Struct(
+    "RowMap",
+    "(x - center) / scale, one of each for every column of the task at the same place.",
+    scale=pointer("const double")("null: 1"),
+    center=pointer("const double")("null: 0"),
 )
 ROWS = Struct(
     "Rows",
@@ -308,6 +328,98 @@ FEATURE_SUMS = Struct(
     columns=pointer("double")("a2^T W, then the derivative by the weights"),
     terms=pointer("double")("losses of the classes"),
     slopes=pointer("double")("derivatives by their scores"),
+)
+
+
+# Norms and sums in the frequency domain
+SPECTRAL_MAPS = Struct(
+    "SpectralMaps",
+    "One operand's maps [batch, channels, height, width], of which the first rows and columns are "
+    "used, and the way in which blocks transform them.",
+    data=pointer("const void"),
+    row_turns=pointer("const void")("cosines and sines along rows, [2, folded index, kx]"),
+    column_turns=pointer("const void")("along columns, [2, ky, folded index]"),
+    batch=I64,
+    channels=I64,
+    groups=I64,
+    splits=I64("parts of a group's channels"),
+    height=I64,
+    width=I64,
+    rows=I64,
+    columns=I64,
+    across=I32("frequencies kx"),
+    down=I32("frequencies ky"),
+    together=I32("kx of a block"),
+    lanes=I32("threads of each kx"),
+    teams=I32("maps of a block"),
+)
+SPECTRAL_KEPT = Struct(
+    "SpectralKept",
+    "Retained bins of one operand, in the order of the places [kx, ky] and signs of ky that they "
+    "stand at.",
+    first=pointer("const std::int32_t")("[2 places + 1]: where those of a place and sign begin"),
+    which=pointer("const std::int32_t")("the number of the bin"),
+    turns=pointer("const void")("Re = t0 A + t1 B, Im = t2 A + t3 B of A - i B at the place"),
+    out=pointer("void")("[bins, batch, 2, channels], or null"),
+)
+SPECTRAL_PRODUCT = Struct(
+    "SpectralProduct",
+    "Tables and errors of a norm over frequencies.",
+    index=pointer("const std::int64_t")("the place of g for each place of x"),
+    weights=pointer("const double")("[places of x, 3], of M M, N N and M N"),
+    x_weights=pointer("const double")("Parseval's"),
+    g_weights=pointer("const double"),
+    groups=I64,
+    x_places=I64,
+    g_places=I64,
+    x_splits=I64,
+    g_splits=I64,
+    x_error=F64("of a transform, relative to the norm of its map"),
+    g_error=F64,
+    sums_error=F64("of the product, relative to the sum of M M"),
+    share=F64("the root of the size of the grid of g"),
+    lost=F64("what underflows in sums of squares"),
+)
+SPECTRAL_PAIRS_OF = Struct(
+    "SpectralPairs",
+    "Retained bins, and what they add to whitened coordinates.",
+    even=pointer("const void")("[tile, bin, kSpectralRows], of Re Z"),
+    odd=pointer("const void")("of Im Z"),
+    turns=pointer("const void")("[bins, 2], what the bins of x are multiplied by"),
+    batch=I64,
+    ins=I64,
+    outs=I64,
+    groups=I64,
+    bins=I64,
+    pieces=I64("blocks of a group of a sample"),
+    tiles=I64("of coordinates"),
+    even_tiles=I64,
+    odd_from=I64("the first tile of Im Z"),
+)
+SPECTRAL_BOUND = Struct(
+    "SpectralBound",
+    "Errors of whitened coordinates.",
+    weights=pointer("const double")("Parseval's, of each bin"),
+    stretch=F64,
+    product_error=F64,
+    x_error=F64,
+    g_error=F64,
+    share=F64,
+    lost=F64("what underflows in products and sums"),
+    least=F64("squared norms of an operand that are in range"),
+    most=F64,
+    terms=F64("of the sum of squares"),
+)
+SPECTRAL_TAPS = Struct(
+    "SpectralTaps",
+    "Retained bins, and what they add to taps.",
+    turns=pointer("const void")("[bins, taps, 2], of Re S and Im S"),
+    batch=I64,
+    ins=I64,
+    outs=I64,
+    groups=I64,
+    bins=I64,
+    taps=I64,
 )
 
 STRUCTS = tuple(value for value in list(globals().values()) if isinstance(value, Struct))

@@ -14,6 +14,11 @@ from .errors import InvalidInput
 REPORT = "report.json"
 CHECKPOINT = "checkpoint.pt"
 FIGURE = "training.png"
+VECTOR_FIGURE = "training.svg"
+CONFIG = "config.toml"
+PAGE = "report.html"
+RESULTS = (REPORT, CHECKPOINT, FIGURE, VECTOR_FIGURE, CONFIG, PAGE)
+"""The files of a complete run of the command line."""
 
 
 def new_directory(root: Path = Path("runs")) -> Path:
@@ -50,7 +55,7 @@ def check_output(directory: Path, *, overwrite: bool, resume: bool) -> None:
         )
     if overwrite or resume:
         return
-    taken = [name for name in (REPORT, CHECKPOINT, FIGURE) if (directory / name).exists()]
+    taken = [name for name in RESULTS if (directory / name).exists()]
     if taken:
         raise InvalidInput(
             "out",

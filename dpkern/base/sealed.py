@@ -9,6 +9,7 @@ pass for one that never had a seal. The seal shows damage; it is no signature.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import tempfile
@@ -67,7 +68,14 @@ def write(path: Place, content: Any, *, name: str = "path") -> None:
     with tempfile.NamedTemporaryFile() as whole:
         fill(whole)
         whole.seek(0)
-        path.write(whole.read())  # type: ignore[union-attr]
+        content = whole.read()
+    try:
+        taken = path.write(content)  # type: ignore[union-attr]
+    except (OSError, ValueError, TypeError) as error:
+        raise _unusable_open(name, "written", path, _first_line(error), "wb") from error
+    if taken is not None and taken != len(content):
+        got = f"{taken} of {len(content)} bytes were taken"
+        raise _unusable_open(name, "written", path, got, "wb")
 
 
 def read(
@@ -90,27 +98,65 @@ def read(
             than what was written.
     """
     if _is_open(path):
-        with tempfile.NamedTemporaryFile() as whole:
-            whole.write(path.read())  # type: ignore[union-attr]
-            whole.flush()
-            return read(whole.name, name=name, unsealed=unsealed, absent=absent)
+        content, shown, remedy = _content_of(name, path)
+        return _read(io.BytesIO(content), name, shown, unsealed, remedy)
     source = file_at(name, path)
     try:
         # One open file: what another process puts in its place meanwhile is another file.
         with source.open("rb") as file:
-            _check_seal(file, name, unsealed)
-            file.seek(0)
-            return torch.load(file, weights_only=True, map_location="cpu")
+            return _read(file, name, str(source), unsealed, _DAMAGED)
     except FileNotFoundError as error:
         raise InvalidInput(
             name, expected="a checkpoint file", got=f"no file {source}", remedy=absent
         ) from error
     except OSError as error:
         raise unusable(name, source, error, "Check the file's permissions and its disk.") from error
-    except (MemoryError, DPKernError):
+
+
+def _read(file: IO[bytes], name: str, shown: str, unsealed: str, damaged: str) -> Any:
+    """Return the content of an open file whose seal is whole; the last two are remedies."""
+    _check_seal(file, name, shown, unsealed, damaged)
+    file.seek(0)
+    try:
+        return torch.load(file, weights_only=True, map_location="cpu")
+    except (MemoryError, DPKernError, OSError):
         raise
     except Exception as error:
-        raise _refused(name, source, _first_line(error), _DAMAGED) from error
+        raise _refused(name, shown, _first_line(error), damaged) from error
+
+
+def _content_of(name: str, path: Any) -> tuple[bytes, str, str]:
+    """Return the bytes of an open file from where it stands, its name, and a remedy for damage."""
+    try:
+        start = path.tell() if path.seekable() else 0
+        content = path.read()
+    except (OSError, ValueError, AttributeError) as error:
+        raise _unusable_open(name, "read", path, _first_line(error), "rb") from error
+    if not isinstance(content, bytes):
+        raise _unusable_open(name, "read", path, f"it yields {type(content).__name__}", "rb")
+    remedy = _DAMAGED
+    if content.count(_LABEL) > 1:
+        remedy = (
+            "Several checkpoints were written into it, one after the other: call seek(0) and "
+            "truncate() before each, or use a new file for each."
+        )
+    elif start:
+        remedy = f"It was read from byte {start}: call seek(0) on it first."
+    return content, _shown(path), remedy
+
+
+def _shown(path: Any) -> str:
+    given = getattr(path, "name", None)
+    return given if isinstance(given, str) else f"an open {type(path).__name__}"
+
+
+def _unusable_open(name: str, done: str, path: Any, got: str, mode: str) -> InvalidInput:
+    return InvalidInput(
+        name,
+        expected=f"a path, or an open file of bytes that can be {done}",
+        got=f"{_shown(path)}: {got}",
+        remedy=f"Open it with mode {mode!r}, use a new io.BytesIO, or pass a path.",
+    )
 
 
 def _is_open(path: object) -> bool:
@@ -161,25 +207,25 @@ class _Sink:
             raise
 
 
-def _check_seal(file: IO[bytes], name: str, unsealed: str) -> None:
+def _check_seal(file: IO[bytes], name: str, shown: str, unsealed: str, damaged: str) -> None:
     """Refuse a file whose bytes are not those that were written."""
     size = file.seek(0, os.SEEK_END)
     body = size - _SEAL
     file.seek(max(0, size - _END))
     end = file.read(_END)
     if end.startswith(_END_MARK) and end.endswith(bytes(2)):
-        raise _refused(name, file.name, "an archive without a checksum", unsealed)
+        raise _refused(name, shown, "an archive without a checksum", unsealed)
     file.seek(max(0, body))
     seal = file.read(_SEAL)
     if body < 0 or not seal.startswith(_LABEL):
-        raise _refused(name, file.name, "no checksum at its end: cut off or not ours", _DAMAGED)
+        raise _refused(name, shown, "no checksum at its end: cut off or not ours", damaged)
     digest = hashlib.sha256()
     file.seek(0)
     while body and (chunk := file.read(min(body, _CHUNK))):
         digest.update(chunk)
         body -= len(chunk)
     if seal != _LABEL + digest.hexdigest().encode():
-        raise _refused(name, file.name, "other bytes than were written", _DAMAGED)
+        raise _refused(name, shown, "other bytes than were written", damaged)
 
 
 def _check_loadable(name: str, path: str) -> None:

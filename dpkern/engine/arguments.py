@@ -47,7 +47,8 @@ class MakePrivateOptions:
         masked_padding: ``collate_fn`` pads to the longest record of a batch, and model and loss
             ignore padding; the certificate names it as its condition.
         keep_budget: memory for per-sample gradients that are materialized instead of computed
-            twice: a fraction of the captured layer inputs (float) or bytes (int).
+            twice: a fraction of the captured layer inputs (float) or bytes (int). None is a quarter
+            of these inputs, and on a device at least a quarter of its memory.
         unsafe_seed: seed of reproducible noise and batches; nothing is certified with one. None
             takes a fresh secret key.
         rounds: ChaCha rounds, 20, 12 or 8.
@@ -75,7 +76,7 @@ class MakePrivateOptions:
     max_physical_batch_size: int | None = None
     views: int = 1
     masked_padding: bool = False
-    keep_budget: float | int = 0.25
+    keep_budget: float | int | None = None
     unsafe_seed: int | None = None
     rounds: int = 20
     backend: str | None = None

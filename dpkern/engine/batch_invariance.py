@@ -216,7 +216,7 @@ def _why_not(capture: Capture, step: DPStep) -> str:
         (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
         (capture.any_rank is not None, "several processes"),
         (
-            isinstance(capture.budget.limit, int) and capture.budget.limit > 0,
+            capture.budget.in_bytes,
             "keep_budget in bytes",
         ),
         (capture.captured or step.unfinished, "samples of an open step"),

@@ -63,7 +63,7 @@ class Capture:
         module: nn.Module,
         *,
         loss_reduction: str = "mean",
-        keep_budget: int | float = 0.25,
+        keep_budget: int | float | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InvalidInput(
@@ -355,7 +355,8 @@ class Capture:
                 expected=f"an input whose first dimension is the batch of {batch} samples",
                 got=f"shape {list(x.shape)}",
                 remedy="Keep the batch first (batch_first=True), with all rows of one sample "
-                "next to each other.",
+                "next to each other. In a model that has time first, dpkern.nn.batch_first(layer) "
+                "does so for this layer.",
             )
         # Parameters frozen since the capture was made are part of the operation, without gradient.
         targets = [t if t is not None and t.source.watched else None for t in targets]
@@ -532,7 +533,8 @@ class Capture:
                 expected="no ordinary gradient on any parameter",
                 got=f"one on {', '.join(list(dict.fromkeys(leaked))[:5])}",
                 remedy="Use the parameters through torch operations in Python (no TorchScript, no "
-                "retained graphs of public passes), and end public backward passes inside "
+                "torch.autograd.Function of the model's own on them, as in LoHa, no retained "
+                "graphs of public passes), and end public backward passes inside "
                 "engine.public().",
             )
 
@@ -553,9 +555,9 @@ class Capture:
         probe = Probe(batch, fresh, idle=idle)
         self.probe = probe
         try:
-            probe.run(output, self.anchor, self.any_rank)
-            if self.any_rank is None and not idle and not probe.findings:
-                probe.compare(output, self.anchor)
+            alone = self.any_rank is None and not idle
+            if not (alone and probe.compare(output, self.anchor)):
+                probe.run(output, self.anchor, self.any_rank)
         finally:
             self.probe = None
         if idle:
@@ -682,8 +684,7 @@ class Capture:
         """
         if not self.captured:
             mean = self.unscaled and self.loss_reduction == "mean" and not self.has_half
-            wide = torch.float32, torch.float64
-            self.mean_undone = mean and all(loss.dtype in wide for loss in losses)
+            self.mean_undone = mean and {loss.dtype for loss in losses} <= _WIDE
         return self.mean_undone
 
     def loss_factor(self) -> float:
@@ -720,6 +721,7 @@ class Capture:
                 self.public_gradients[slot.index] = local(gradient)
 
 
+_WIDE = frozenset((torch.float32, torch.float64))
 _GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
 
 

@@ -206,10 +206,8 @@ class SpectrumNormed(NormedGradients):
         """Whether retained bins are the cheaper way to so many coordinates of a channel pair."""
         x, g = operands(self.record.x, self.record.g)
         band = self._band
-        return (
-            x.is_cpu
-            and band is not None
-            and spectral.norm_by_bins(x, g, rank=rank, band=band, **self._options)
+        return band is not None and spectral.norm_by_bins(
+            x, g, rank=rank, band=band, **self._options
         )
 
     def _by_bins(self) -> bool:

@@ -4,67 +4,146 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from ..base.errors import InvalidInput
 from .empty import records_of
 from .random_state import RandomState
+from .reachable import Snapshot
 
 Collate = Callable[[list[Any]], Any]
 
 
-def check_collate(dataset: Any, collate: Collate, size: int) -> None:
+TRIALS = 32
+"""Random states that a collation which draws random numbers is tried with before the first batch.
+One that mixes a tenth of all batches passes with probability 0.9^32 = 0.034."""
+
+_SECRET = random.SystemRandom()
+
+
+def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TRIALS) -> None:
     """Check that replacing one of a few records leaves the rows of all others as they are.
 
     Rows are compared as far as both batches go, since padding may be longer in one. A collation
-    that draws random numbers is compared where shapes agree, with the same random state.
+    that draws random numbers is compared where shapes agree, with the same random state, for
+    several secret ones, since it may mix now and then: also with generators that it reaches. One
+    that draws none is compared with records replaced in front of the others as well. A data set
+    that reads several records at once (``__getitems__``) is tried together with it. What the
+    collation keeps, and all generators, are put back at the end.
 
     Args:
         dataset: the data set of the records.
         collate: makes a batch of a list of records.
         size: records of a usual batch; between 3 and 16 are tried.
+        trials: maximum number of random states.
 
     Raises:
         InvalidInput: a record changes the rows of others.
     """
     count = min(max(size, 3), 16, len(dataset) - 1)
-    if collate is default_collate or count < 3:
+    if count < 3:
         return
-    *kept, last, other = records_of(
-        dataset, [i * (len(dataset) - 1) // count for i in range(count + 1)]
+    reader = _reader(dataset)
+    at_once = reader is not None
+    if collate is default_collate and not at_once:
+        return
+    chosen = [i * (len(dataset) - 1) // count for i in range(count + 1)]
+    if trials > 1:  # some more, with which others are replaced
+        chosen += [i for i in range(min(len(dataset), 2 * count)) if i not in chosen]
+
+    def batch(numbers: list[int], seed: int) -> Any:
+        _seed(seed, own)
+        records = records_of(dataset, numbers) if at_once else [read[i] for i in numbers]
+        return collate(copy.deepcopy(records))
+
+    with random_state_kept(), _put_back(collate, reader) as own:
+        read = {} if at_once else dict(zip(chosen, records_of(dataset, chosen), strict=True))
+        for trial in range(trials):
+            seed = _SECRET.getrandbits(32)
+            order = _SECRET.sample(chosen, len(chosen)) if trial else chosen
+            replaced = _SECRET.randint(1, min(count - 1, len(order) - count)) if trial else 1
+            kept = order[: count - replaced]
+            first, second = [*kept, *order[len(kept) : count]], [*kept, *order[-replaced:]]
+            before = batch(first, seed)
+            drawn = _random_numbers()
+            if not trial:
+                batch(second[::-1], seed)  # what it keeps of a batch shows in the next
+            after = batch(second, seed)
+            if not _equal_rows(before, after, count, len(kept), cut=True):
+                again = batch(first, seed ^ 1)
+                random_too = not _equal_rows(before, again, count, count, cut=False)
+                if not random_too or not _equal_rows(before, after, count, len(kept), cut=False):
+                    raise _mixes(at_once)
+            _seed(seed)
+            if own or drawn != _random_numbers():
+                continue
+            # Draws of the first records would move those of the others, so these are not compared.
+            before, after = batch(first[::-1], seed), batch(second[::-1], seed)
+            if not _equal_rows(before, after, count, -len(kept), cut=True):
+                raise _mixes(at_once)
+            if trial >= trials // 8:  # it may have a generator that is not found
+                return
+
+
+def _mixes(at_once: bool) -> InvalidInput:
+    return InvalidInput(
+        "__getitems__ or collate_fn" if at_once else "collate_fn",
+        expected="rows that depend on one record each",
+        got="rows of other records that changed when one was replaced",
+        remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; "
+        "padding may depend on the longest record, values may not.",
     )
-    with _random_state_kept():
-        before = _collated(collate, [*kept, last], seed=1)
-        after = _collated(collate, [*kept, other], seed=1)
-        if _equal_rows(before, after, count, count - 1, cut=True):
-            return
-        again = _collated(collate, [*kept, last], seed=2)
-    random_too = not _equal_rows(before, again, count, count, cut=False)
-    if not random_too or not _equal_rows(before, after, count, count - 1, cut=False):
-        raise InvalidInput(
-            "collate_fn",
-            expected="rows that depend on one record each",
-            got="rows of other records that changed when one was replaced",
-            remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; "
-            "padding may depend on the longest record, values may not.",
-        )
 
 
-def _collated(collate: Collate, records: list[Any], seed: int) -> Any:
+def _seed(seed: int, own: Sequence[Any] = ()) -> None:
+    """Seed the usual generators, and those of the collation itself."""
     torch.default_generator.manual_seed(seed)  # devices draw on as before
     np.random.seed(seed)
     random.seed(seed)
-    return collate(copy.deepcopy(records))
+    for generator in own:
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, np.random.BitGenerator):
+            generator.state = type(generator)(seed).state
+        else:
+            generator.seed(seed)
+
+
+def _reader(dataset: Any) -> Callable[..., Any] | None:
+    """Return the method of a data set that reads several records; None if it has none."""
+    while isinstance(dataset, Subset):  # its method passes on what the inner one has
+        dataset = dataset.dataset
+    found: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
+    return found
+
+
+def _random_numbers() -> tuple[Any, ...]:
+    """Return the next number of each generator, which tells whether others were drawn before."""
+    return torch.rand(()).item(), np.random.random(), random.random()
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def _put_back(*functions: Callable[..., Any] | None) -> Iterator[list[Any]]:
+    """Yield the generators that functions reach; put back what they keep afterwards."""
+    kept = [Snapshot(function) for function in functions if function is not None]
+    found = {id(g): g for snapshot in kept for g in snapshot.generators}
+    found.pop(id(torch.default_generator), None)
+    try:
+        yield [*found.values()]
+    finally:
+        for snapshot in kept:
+            snapshot.restore()
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put the usual generators of the CPU back after the block."""
     kept = RandomState()
     try:
         yield
@@ -73,7 +152,7 @@ def _random_state_kept() -> Iterator[None]:
 
 
 def _equal_rows(one: Any, two: Any, count: int, rows: int, *, cut: bool) -> bool:
-    """Whether the first ``rows`` of ``count`` are equal in all tensors.
+    """Whether the first ``rows`` of ``count`` are equal in all tensors; the last if negative.
 
     With ``cut`` they are compared where their shapes overlap.
     """
@@ -85,7 +164,8 @@ def _equal_rows(one: Any, two: Any, count: int, rows: int, *, cut: bool) -> bool
         if one.shape != two.shape and not cut:
             return True
         overlap = tuple(slice(min(a, b)) for a, b in zip(one.shape[1:], two.shape[1:], strict=True))
-        a, b = one[(slice(rows), *overlap)], two[(slice(rows), *overlap)]
+        kept = slice(rows) if rows >= 0 else slice(rows, None)
+        a, b = one[(kept, *overlap)], two[(kept, *overlap)]
         return bool(a.tobytes() == b.tobytes())
     if isinstance(one, Mapping):
         return all(_equal_rows(one[k], two[k], count, rows, cut=cut) for k in one if k in two)

@@ -40,14 +40,14 @@ from .replaced_rows import (
     taken_rows,
     tensors_of,
 )
-from .zero_gates import gates_opened, is_zero
+from .zero_gates import gates_opened, is_zero, possible_gates
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 Together = Callable[[bool], bool]
 """Function that tells whether any process says yes."""
 
-PART = 8
+PART = 16
 """Size of a large batch divided by that of the part which some passes run on."""
 
 SMALLEST_PART = 16
@@ -122,7 +122,7 @@ class DifferenceProbe:
         self._draws = RandomState(self._devices)
         self._made: _Base | None = None
         self._cut = secret and _SECRET.random() >= WHOLE
-        with gates_opened(self.trained if full and rows else ()):
+        with gates_opened(self._gates() if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
             # Most modules never write to trained parameters: one look at the end shows that.
             self._trusted = {id(p) for p in self.trained}
@@ -132,6 +132,9 @@ class DifferenceProbe:
                 outcome, _ = self._compared(number, full, rows)
         return outcome
 
+    def _gates(self) -> list[Tensor]:
+        return possible_gates(self.module, self.trained)
+
     def wait(self) -> bool:
         """Prepare for a pass of the user's own, which ``run_after`` compares with others.
 
@@ -139,7 +142,7 @@ class DifferenceProbe:
             Whether that pass can serve: it runs with the parameters that a probe would have, and
             the snapshot shows every change that it makes to the module.
         """
-        if not self.whole or any(is_zero(data) for data in map(_data, self.trained)):
+        if not self.whole or any(is_zero(data) for data in map(_data, self._gates())):
             return False
         self._draws = RandomState(self._devices)
         self._before = Snapshot(self.module)
@@ -215,8 +218,7 @@ class DifferenceProbe:
         base = self._base(outcome)
         if base is None:
             return
-        # Random samples, because rows may also mix with those two places away.
-        half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
+        half = _half(self.batch, number, apart=full and self.whole)
         sign = 1 if full or number % 2 == 0 else 0
         ends = [self._turn(outcome, base, half if self.batch > 1 else [], number, sign, rows)]
         if full and self.whole and self.batch > 1:
@@ -324,7 +326,7 @@ class DifferenceProbe:
         """Run the passes of this block on a part of a large batch; yield its samples, or none."""
         size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
         taken: list[int] = []
-        if self.whole and size * 4 <= self.batch:
+        if self.whole and size * 2 <= self.batch:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
             self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
         try:
@@ -409,9 +411,10 @@ class DifferenceProbe:
         if lost:
             raise UnsupportedModule(
                 ", ".join(lost[:5]),
-                expected="large tensors that a forward pass leaves as they are",
-                got="one that writes to them",
-                remedy="Update it outside of the forward pass, under engine.public().",
+                expected="large tensors and generators that a forward pass leaves as they are",
+                got="one that changes them",
+                remedy="Update it outside of the forward pass, under engine.public(), or keep what "
+                "a generator remembers in attributes of the module.",
             )
 
     def _lasting(self, left: Snapshot, others: Sequence[Snapshot], differ: set[str]) -> list[str]:
@@ -461,6 +464,19 @@ class DifferenceProbe:
             calls.append(seen)
             self._put_back()
         return first_apart(self.module, calls, self.batch, kept, between=between)
+
+
+def _half(batch: int, number: int, *, apart: bool) -> list[int]:
+    """Return half of the samples: random ones, because rows may also mix with those two away.
+
+    Args:
+        apart: never the first half, which a second turn replaces. Without one, every sample has to
+            be replaced now and then.
+    """
+    half = sorted(random.Random(number).sample(range(batch), batch // 2))
+    if not apart or half[-1:] != [batch // 2 - 1]:
+        return half
+    return [*range(1, batch, 2)][: batch // 2]
 
 
 def _has_losses(output: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Replace normalisation that mixes samples by normalisation that does not.
+"""Replace normalisation that mixes samples by normalisation that does not; put the batch first.
 
 A model that was trained with batch normalisation behaves differently afterwards: scale and shift
 are kept, running statistics are dropped. Fine-tune it, or keep its layers frozen instead.
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
+from ..nn.sequence import batch_first, is_time_first
 from .validate import is_frozen
 
 MOST_GROUPS = 32
@@ -43,6 +44,8 @@ def fixes(model: nn.Module) -> list[Fix]:
     for name, part in model.named_modules():
         if _is_replaceable(part, model):
             found.append(Fix(name, repr(part), repr(_group_norm(part))))
+        elif is_time_first(part):
+            found.append(Fix(name, f"{type(part).__name__}(batch_first=False)", "batch first"))
         elif _is_tracking(part, model):
             after = repr(part).replace("track_running_stats=True", "track_running_stats=False")
             found.append(Fix(name, repr(part), after))
@@ -60,9 +63,11 @@ def fix(model: nn.Module) -> nn.Module:
       does with dropout and activation, become a ``GroupNorm`` that runs the same submodules
       (``GroupNormAct``). A copy runs on random numbers first, and must give what this says.
     - ``InstanceNorm`` with ``track_running_stats`` stops tracking.
+    - ``TransformerEncoderLayer`` and ``TransformerDecoderLayer`` with ``batch_first=False`` work
+      with the batch first inside (``dpkern.nn.batch_first``); inputs, outputs and results stay.
 
-    Two kinds of layers stay: those frozen in eval() within a model that trains, and those with any
-    other forward, hooks or parametrisations, which ``validate.check`` refuses.
+    Two kinds of normalisation stay: those frozen in eval() within a model that trains, and those
+    with any other forward, hooks or parametrisations, which ``validate.check`` refuses.
     Training mode, device, dtype, ``requires_grad`` and sharing of modules are kept. A second call
     changes nothing.
 
@@ -77,6 +82,8 @@ def fix(model: nn.Module) -> nn.Module:
                 made[part] = _group_norm(part)
             if path:
                 model.set_submodule(path, made[part])
+        elif is_time_first(part):
+            batch_first(part)
         elif _is_tracking(part, model):
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None

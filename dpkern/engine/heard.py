@@ -28,9 +28,15 @@ class Heard:
         self._places: list[Tensor] = []
         self._block: Tensor | None = None
         self._left = 0
+        self.is_narrow = False
+        """Whether any gradient is of 16 bits."""
+
+    def __len__(self) -> int:
+        return len(self._uses)
 
     def note(self, use: CapturedOp, rows: Tensor) -> None:
         """Note a gradient ``[B, entries]`` of a use: two numbers of each sample, in float64."""
+        self.is_narrow = self.is_narrow or rows.element_size() == 2
         if not self._left or self._block is None or self._block.device != rows.device:
             size = (USES, 2, len(rows))
             self._block = torch.empty(size, dtype=torch.float64, device=rows.device)

@@ -31,7 +31,7 @@ class MakePrivateKeywords(TypedDict, total=False):
     max_physical_batch_size: int | None
     views: int
     masked_padding: bool
-    keep_budget: float | int
+    keep_budget: float | int | None
     unsafe_seed: int | None
     rounds: int
     backend: str | None

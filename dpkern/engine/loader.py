@@ -20,12 +20,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    WeightedRandomSampler,
 )
 
 from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError, brief
 from ..base.rng import Key
-from .collating import check_collate
+from .collating import TRIALS, check_collate, random_state_kept
 from .empty import empty_batch, records_of
 from .padding import PaddingCheck
 from .physical_batches import Masks, PhysicalBatch, PhysicalBatchSampler
@@ -98,6 +99,8 @@ class PrivateLoader(DataLoader[Any]):
         self._turn = 0
         self._empty: Any = None
         self._checked = False
+        self._users_dataset: Any = None
+        """The data set that an audit has put another one in the place of."""
         self._parts = PhysicalBatchSampler(self.batches, steps, shard)
         self._seeded = key is not None and key.seeded
         super().__init__(
@@ -191,10 +194,18 @@ class PrivateLoader(DataLoader[Any]):
             self.boundary.check_finished()
 
     def _check_collation(self) -> None:
-        """Check on a few records that ``collate_fn`` keeps them apart and how it pads them."""
-        check_collate(self.dataset, self.collate_fn, round(self.expected_batch_size))
+        """Check which records there are, and on a few how ``collate_fn`` keeps them apart.
+
+        Loops may change both between epochs.
+        """
+        dataset = self.dataset if self._users_dataset is None else self._users_dataset
+        check_repeats(dataset)
+        trials = 1 if self._checked else TRIALS
+        size = round(self.expected_batch_size)
+        check_collate(dataset, self.collate_fn, size, trials=trials)
         if not self._checked and self.padding is not None:
-            self.padding.try_records(self.dataset, self.collate_fn)
+            with random_state_kept():
+                self.padding.try_records(self.dataset, self.collate_fn)
         self._checked = True
 
     def _evened(self, part: PhysicalBatch) -> list[PhysicalBatch]:
@@ -276,6 +287,8 @@ class PrivateLoader(DataLoader[Any]):
     def edit(self, masks: Masks, dataset: Any) -> None:
         """Let an audit choose the records of batches and their contents (``engine.observing``)."""
         self._parts.masks = masks
+        if self._users_dataset is None:
+            self._users_dataset = self.dataset
         self.__dict__["dataset"] = dataset  # a DataLoader refuses to be assigned another one
 
     def state_dict(self) -> dict[str, Any]:
@@ -398,8 +411,8 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
         raise refuse(
             "a map-style data set with a length",
             f"{type(dataset).__name__}",
-            "Make the records indexable, for example by reading them into a list: private batches "
-            "are drawn by index.",
+            "Read the records into a list, or write a stream to disk with "
+            "dpkern.integrations.IndexedShards.write: private batches are drawn by index.",
         )
     plain = type(loader.batch_sampler) is BatchSampler
     sampler = loader.batch_sampler.sampler if plain else loader.batch_sampler  # type: ignore[union-attr]
@@ -408,6 +421,13 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
         and not sampler.replacement
         and sampler.num_samples == len(dataset)
     )
+    if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
+        raise refuse(
+            "every record with the same probability, at most once in a batch",
+            f"{type(sampler).__name__}, by which some records come more often",
+            "Pass batch_size= and no sampler, and weight the losses of the records instead: a "
+            "record that is drawn more often than others has a larger epsilon than is certified.",
+        )
     if not usual and not (distributed and isinstance(sampler, DistributedSampler)):
         raise refuse(
             "batches of all records, with or without shuffle=True",

@@ -296,8 +296,8 @@ class OptimizerAdapter:
                 f"optimizer.{SIZE}",
                 expected=f"{self.dp_step.expected_batch_size}, which make_private was told",
                 got=size,
-                remedy="Leave it; make_private(..., expected_batch_size=) sets what sums are "
-                "divided by.",
+                remedy="Leave it: batch_size of the DataLoader sets what sums are divided by, and "
+                "expected_batch_size= in make_private without a loader.",
             )
         now = {name: self.optimizer.__dict__[name] for name in self._shown}
         if now != self._shown:

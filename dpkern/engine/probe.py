@@ -1,9 +1,11 @@
 """Probe the batch dimension: every captured operation must keep the samples apart.
 
-One sample's part of the module's output is sent backward through the graph of the training step
-itself. In every captured output gradient the rows of all other samples must be exactly zero. That
-finds layers with the time first, batches folded the wrong way round and layers that mix samples,
-also where the shapes happen to agree.
+All samples are sent backward through the graph of the training step itself, twice, the second time
+each times a power of two: in every captured output gradient a sample's rows must be exactly that
+multiple of what they were. Where operations round otherwise, or gradients reach a use from few
+samples or other outputs, one sample is sent backward, and the rows of all others must be exactly
+zero. That finds layers with the time first, batches folded the wrong way round and layers that mix
+samples, also where the shapes happen to agree.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 Site = tuple[Any, ...]
 
+Scaled = tuple["CapturedOp", Tensor, Tensor]
+"""A use, the scaled numbers of a pass, and the numbers of a pass of scaled samples."""
+
 ATTEMPTS = 4
 """Maximum number of samples that are sent backward in turn while a use has only zero gradients.
 
@@ -32,8 +37,15 @@ After the first one they are those that reach such uses, as a pass of all sample
 sequences only long samples reach the uses of late time steps.
 """
 
-SCALES = tuple(sign * 2.0**power for sign in (1, -1) for power in range(-2, 3))
-"""Factors of a sample's outputs: exact in every format, as powers of two."""
+SCALES = tuple(sign * 2.0**power for sign in (1, -1) for power in range(-16, 17))
+"""Factors of a sample's outputs: exact as powers of two."""
+
+NEAR_SCALES = tuple(scale for scale in SCALES if 0.25 <= abs(scale) <= 4)
+"""Those for numbers of 16 bits, which other factors would round."""
+
+ROUNDS = 3
+"""Passes with such factors where those of all SCALES are not exact: few pairs of samples share a
+factor in all of them."""
 
 _SECRET = random.SystemRandom()
 
@@ -167,32 +179,68 @@ class Probe:
             zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
             self._backward(zero if next_loss is None else next_loss + zero, anchor)
 
-    def compare(self, output: Any, anchor: Tensor) -> None:
+    def compare(self, output: Any, anchor: Tensor) -> bool:
         """Send all samples backward twice, the second time each with a factor of its own.
 
         What arrives in a sample's rows must be that factor times what arrived before. That shows
         rows of other samples, for all samples at once, and hooks and backward passes that are not
-        linear, such as a division by the norm of all gradients.
+        linear, such as a division by the norm of all gradients. As the factors are powers of two,
+        most operations give exactly that multiple, and nothing is left to ``run``.
+
+        Returns:
+            Whether every use is settled.
         """
         # Only the first output, since others may have something else in their first dimension.
         whole = self._whole([t for t in _outputs(output) if t.requires_grad])[:1]
         if not whole:
-            return
-        scales = torch.tensor(_SECRET.choices(SCALES, k=self.batch), dtype=torch.float64)
-        heard = []
-        for scale in (torch.ones_like(scales), scales):
-            self._heard = Heard()
-            loss = torch.stack([self._weighted(t, scale) for t in whole]).sum()
-            self._backward(loss, anchor)
-            heard.append(self._heard)
-        self._heard = None
-        for (use, one), (again, two) in zip(*heard, strict=False):
-            expected = one * torch.stack((scales, scales.abs())).to(one.device)  # sums and norms
-            for a, b in zip(expected, two, strict=True):
-                off = (a - b).nan_to_num().abs().max()
-                if use is again and bool(off > 1e-4 * a.nan_to_num().abs().max()):
+            return False
+        plain = self._hear(whole, torch.ones(self.batch), anchor)
+        if not plain.is_narrow:
+            scales = self._scales(SCALES)
+            scaled = self._hear(whole, scales, anchor)
+            pairs = [*_pairs(plain, scaled, scales)]
+            if all(map(_is_same, pairs)):
+                settled = [self._settle(*pair) for pair in pairs]
+                every = len(plain) == len(scaled) == len(pairs)
+                return every and all(settled) and not self.waiting
+        # Operations that round; numbers of 16 bits may also lie between uses, out of sight.
+        for _ in range(1 if plain.is_narrow else ROUNDS):
+            scales = self._scales(NEAR_SCALES)
+            scale = scales.abs()
+            for use, expected, got in _pairs(plain, self._hear(whole, scales, anchor), scales):
+                off = ((expected - got) / scale).nan_to_num().abs().max()
+                if bool(off > 1e-4 * (expected / scale).nan_to_num().abs().max()):
                     names = f"{use.names} in {use.operation}" if use.names else use.operation
                     self.findings[use.site] = names
+        return bool(self.findings)
+
+    def _scales(self, factors: Sequence[float]) -> Tensor:
+        """Return a secret factor for each sample, which few others share."""
+        found: list[float] = []
+        while len(found) < self.batch:
+            found += _SECRET.sample(factors, len(factors))
+        return torch.tensor(found[: self.batch], dtype=torch.float64)
+
+    def _hear(self, whole: Sequence[Tensor], scales: Tensor, anchor: Tensor) -> Heard:
+        """Return the numbers of each use as all samples are sent backward, times their scales."""
+        heard = self._heard = Heard()
+        try:
+            self._backward(torch.stack([self._weighted(t, scales) for t in whole]).sum(), anchor)
+        finally:
+            self._heard = None
+        return heard
+
+    def _settle(self, use: CapturedOp, expected: Tensor, got: Tensor) -> bool:
+        """Note a use whose rows keep all samples apart; False if no gradient has reached it."""
+        finite = bool((expected + got).isfinite().all())
+        if finite and not bool(got[1].any()):
+            return False
+        self.waiting.discard(use)
+        self._told.add(use if use in self.fresh else use.site)
+        self._seen.add(use.site)
+        if not finite:
+            self._inconclusive.add(use.site)
+        return True
 
     def _weighted(self, tensor: Tensor, scales: Tensor) -> Tensor:
         """Return a sum of the outputs with random weights, times each sample's scale."""
@@ -272,6 +320,19 @@ class Probe:
         finally:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
+
+
+def _pairs(one: Heard, two: Heard, scales: Tensor) -> Iterator[Scaled]:
+    """Yield each use that both passes have, as checkpoints make new ones."""
+    factors = torch.stack((scales, scales.abs()))  # of sums and of norms
+    for (use, plain), (again, scaled) in zip(one, two, strict=False):
+        if use is again:
+            yield use, plain.cpu() * factors, scaled.cpu()
+
+
+def _is_same(pair: Scaled) -> bool:
+    _, expected, got = pair
+    return torch.equal(expected.nan_to_num(), got.nan_to_num())
 
 
 def _graph(loss: Tensor) -> tuple[list[Tensor], bool]:

@@ -35,7 +35,7 @@ class RandomState:
                 self._restore.append((_setter(module, device), state))
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            self._restore.append((numpy.random.set_state, numpy.random.get_state()))
+            self._restore.append((_set_numpy, _numpy_state(numpy)))
 
     def changed(self) -> bool:
         """Whether something was drawn from torch's generators since."""
@@ -45,6 +45,32 @@ class RandomState:
         """Put every generator back into the saved state."""
         for put, state in self._restore:
             put(state)
+
+
+def _set_numpy(state: Any) -> None:
+    """Put NumPy's generator back; setting it takes longer than finding that it has not moved."""
+    numpy = sys.modules["numpy"]
+    now = _numpy_state(numpy)
+    usual = now["bit_generator"] == state["bit_generator"] == "MT19937"
+    if not usual or _moved(now, state) or not numpy.array_equal(*map(_twisted, (now, state))):
+        numpy.random.set_state(state)
+
+
+def _moved(now: Any, state: Any) -> bool:
+    """Whether the place in the numbers, or a kept one, is another."""
+    same = all(now[name] == state[name] for name in ("has_gauss", "gauss"))
+    return not same or now["state"]["pos"] != state["state"]["pos"]
+
+
+def _twisted(state: Any) -> Any:
+    """Return the numbers of a Mersenne twister."""
+    return state["state"]["key"]
+
+
+def _numpy_state(numpy: Any) -> dict[str, Any]:
+    """Return the state as a dict, which other generators than NumPy's first one give as well."""
+    state: dict[str, Any] = numpy.random.get_state(legacy=False)
+    return state
 
 
 def _setter(module: Any, device: torch.device) -> Callable[[Any], Any]:

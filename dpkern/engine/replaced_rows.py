@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,16 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
             yield from tensors_of(item)
 
 
+def _index(rows: Sequence[int], device: torch.device) -> Tensor:
+    """Return the numbers of samples as a tensor; from an array, as torch reads lists slowly."""
+    numbers = array("q", rows)
+    return (
+        torch.frombuffer(numbers, dtype=torch.int64).to(device)
+        if numbers
+        else torch.empty(0, dtype=torch.int64, device=device)
+    )
+
+
 def _is_record(thing: Any) -> bool:
     """Whether this is a plain object that holds tensors, such as a dataclass."""
     if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__"):
@@ -106,7 +117,7 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
         new = tensor.detach().clone()
         if tensor.dim() and tensor.shape[0] and tensor.shape[0] % batch == 0:
             old = tensor.detach().reshape(batch, -1, *tensor.shape[1:])
-            index = torch.as_tensor(list(rows), device=tensor.device)
+            index = _index(rows, tensor.device)
             values = change(old, index)
             few = slice(0, 1)  # one sample tells in most batches
             different = (
@@ -130,7 +141,7 @@ def taken_rows(tree: Any, batch: int, rows: Sequence[int]) -> Any:
         if not tensor.shape[0] or tensor.shape[0] % batch:
             return tensor
         old = tensor.detach().reshape(batch, -1, *tensor.shape[1:])
-        new = old[torch.as_tensor(list(rows), device=tensor.device)].flatten(0, 1)
+        new = old[_index(rows, tensor.device)].flatten(0, 1)
         return new.requires_grad_(tensor.requires_grad)
 
     return mapped(tree, take)
@@ -286,7 +297,7 @@ def _clean(one: Tensor, other: Tensor, batch: int, kept: Sequence[int]) -> bool:
     if one.layout is not torch.strided or one.is_nested or one.dim() != other.dim():
         return True
     one, other = one.detach(), other.detach()
-    index = torch.as_tensor(list(kept), device=one.device)
+    index = _index(kept, one.device)
     readings = 0
     for dim, size in enumerate(one.shape):
         fits = size % batch == 0 if dim == 0 else size == batch

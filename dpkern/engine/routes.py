@@ -3,16 +3,29 @@
 Materialized gradients cost memory and save a pass: the sum is one contraction with the clip
 factors. Otherwise the operands stay (layer input and output gradient) until the factors are known,
 and the sum is one weighted product. Where the gradients are no larger than the operands, they are
-free; beyond that a budget decides.
+free; beyond that a budget decides. On the CPU the times were measured; on devices they are
+predicted (``device_cost``), and materialized gradients are the usual way of long sequences.
 """
 
 from __future__ import annotations
 
 import math
 
+import torch
+
+from ..base.errors import BackendError
 from ..base.validate import non_negative
 from ..ops import ghost
-from .per_sample_gradients import ConvolutionGradients, LinearGradients, PerSampleGradients
+from .device_cost import Work, memory_for_gradients
+from .per_sample_gradients import (
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+)
+
+SHARE = 0.25
+"""The budget of None, as a fraction of the captured layer inputs."""
 
 
 class KeepBudget:
@@ -20,11 +33,13 @@ class KeepBudget:
 
     Args:
         limit: bytes if an int; if a float, a fraction of the layer inputs that were captured for
-            the current samples. 0 keeps nothing that costs memory.
+            the current samples. 0 keeps nothing that costs memory. None is a quarter of these
+            inputs, and on a device at least a quarter of its memory.
     """
 
-    def __init__(self, limit: int | float) -> None:
-        non_negative(keep_budget=limit)
+    def __init__(self, limit: int | float | None) -> None:
+        if limit is not None:
+            non_negative(keep_budget=limit)
         self.limit = limit
         self.used = 0
         """Bytes in use beyond the replaced operands."""
@@ -35,11 +50,18 @@ class KeepBudget:
         """Bytes of a record that stay in the cache; 0 lets no choice depend on the batch size."""
 
     @property
-    def bytes(self) -> int:
-        """The limit in bytes, now."""
+    def in_bytes(self) -> bool:
+        """Whether the limit is a positive number of bytes, which more samples reach earlier."""
+        return isinstance(self.limit, int) and self.limit > 0
+
+    def bytes_on(self, device: torch.device) -> int:
+        """Return the limit in bytes, now, for gradients on this device."""
         if isinstance(self.limit, int):
             return self.limit
-        return int(self.limit * self.activations)
+        share = int((SHARE if self.limit is None else self.limit) * self.activations)
+        if self.limit is None and self.cached:
+            return max(share, memory_for_gradients(device))
+        return share
 
     def kept(self, record: PerSampleGradients, *, written: bool = False) -> PerSampleGradients:
         """Return the gradients as they are, or materialized where that is faster and fits.
@@ -52,15 +74,30 @@ class KeepBudget:
             return record
         extra = max(0, record.gradient_bytes - record.held_bytes)
         worth = worth_writing(record) if written else worth_keeping(record, self.cached)
-        if self.used + extra > self.bytes or not worth:
+        if self.used + extra > self.bytes_on(record.device) or not worth:
+            return record
+        made = _materialized(record)
+        if made is None:
             return record
         self.used += extra
         self.peak = max(self.peak, self.used)
-        return record.materialize()
+        return made
 
     def release(self) -> None:
         """Free the whole budget, for new samples."""
         self.used = 0
+
+
+def _materialized(record: LinearGradients | ConvolutionGradients) -> ExplicitGradients | None:
+    """Return the gradients, or None if a device has no room for them: the norm alone needs none."""
+    try:
+        return record.materialize()
+    except torch.OutOfMemoryError:
+        return None
+    except BackendError as error:
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            return None
+        raise
 
 
 # Nanoseconds per thousand multiply-adds, and per thousand numbers stored in fresh pages and read
@@ -82,8 +119,8 @@ def worth_keeping(record: LinearGradients | ConvolutionGradients, cached: int = 
     if isinstance(record, LinearGradients) and record.a.shape[1] == 1:
         return False
     if not record.g.is_cpu:
-        # Nothing has been measured on devices: there, keep what saves memory as well.
-        return record.gradient_bytes <= record.held_bytes
+        work = Work.of(record)
+        return work.gradients <= work.held or work.materialized <= work.norm_alone
     if isinstance(record, LinearGradients):
         positions = int(record.a.shape[1])
         gram = _LINEAR_GRAM * positions * positions * (width + record.shape[1]) / 2
@@ -106,4 +143,7 @@ def worth_writing(record: LinearGradients | ConvolutionGradients) -> bool:
             return False
     else:
         positions, each = math.prod(record.g.shape[2:]), _CONV_SUM
+    if not record.g.is_cpu:
+        work = Work.of(record)
+        return work.reread <= work.summed
     return _STORED <= each * positions

@@ -24,16 +24,15 @@ class TableEntries:
         tables: the dicts; what they hold stays alive as long as this.
     """
 
-    __slots__ = ("_look", "entries", "tables")
+    __slots__ = ("entries", "tables")
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self.tables = list(tables)
         self.entries = [tuple(chain.from_iterable(table.items())) for table in self.tables]
-        self._look = direct.look("same_entries") or same_entries
 
     def same(self) -> bool:
         """Whether each holds the same keys and values, as the same objects in the same order."""
-        return bool(self._look(self.tables, self.entries))
+        return bool(same_entries(self.tables, self.entries))
 
 
 def read_each(attribute: Any, objects: list[Any]) -> list[Any]:
@@ -44,9 +43,15 @@ def read_each(attribute: Any, objects: list[Any]) -> list[Any]:
 read: Callable[[Any, list[Any]], list[Any]] = direct.look("read") or read_each
 
 
-def same_entries(tables: list[Table], entries: list[Entries]) -> bool:
+def entries_agree(tables: list[Table], entries: list[Entries]) -> bool:
     """Compare dicts with their entries, as the compiled function of this name does."""
     return all(
         2 * len(table) == len(held) and all(map(is_, chain.from_iterable(table.items()), held))
         for table, held in zip(tables, entries, strict=True)
     )
+
+
+same_entries: Callable[[list[Table], list[Entries]], bool] = (
+    direct.look("same_entries") or entries_agree
+)
+"""Whether each dict holds these keys and values, as the same objects in the same order."""

@@ -171,7 +171,8 @@ def _time_first(part: nn.Module, root: nn.Module) -> _Said | None:
         return (
             "refuse",
             "batch_first=False: its linear and normalisation layers see time and not samples first",
-            "Pass batch_first=True and inputs of shape [batch, time, features].",
+            "Call dpkern.fix(model), or pass batch_first=True and inputs of shape "
+            "[batch, time, features].",
         )
     if isinstance(part, (nn.MultiheadAttention, nn.RNNBase)) and not part.batch_first:
         return (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .parameter import without_torch_function
 
@@ -19,6 +19,28 @@ def is_zero(data: Tensor) -> bool:
     if data.layout is not torch.strided or data.is_meta:
         return False
     return not (data.dim() and data[:1].any()) and not data.any()
+
+
+_LINEAR = (
+    *(nn.Linear, nn.Bilinear, nn.modules.linear.NonDynamicallyQuantizableLinear),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.LayerNorm, nn.GroupNorm),
+)
+_ADDED = dict.fromkeys(_LINEAR, "bias") | {nn.MultiheadAttention: "in_proj_bias"}
+"""The parameter that modules of a type add, and do nothing else with."""
+
+
+def possible_gates(module: nn.Module, trained: Sequence[Tensor]) -> list[Tensor]:
+    """Return the trained parameters that may multiply; added biases hide nothing at zero."""
+    with without_torch_function():
+        added: set[int] = set()
+        others: set[int] = set()
+        for part in module.modules():
+            bias = _ADDED.get(type(part))
+            for name, parameter in part._parameters.items():
+                (added if name == bias else others).add(id(parameter))
+        return [p for p in trained if id(p) not in added or id(p) in others]
 
 
 @contextmanager

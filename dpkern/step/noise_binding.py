@@ -46,11 +46,12 @@ class NoiseBinding:
             return
         wanted = step.backend or dispatch.environment_choice()
         if wanted in _IN_REGISTERS:
+            others = ", ".join(name for name in dispatch.BACKENDS if name not in _IN_REGISTERS)
             raise InvalidInput(
                 "backend",
                 expected="one whose update takes prefetched draws",
                 got=wanted,
-                remedy="Leave the choice to dpkern, or noise_source away.",
+                remedy=f"Take one of {others}, leave the choice to dpkern, or noise_source away.",
             )
         self._bound(step, self.source)
 

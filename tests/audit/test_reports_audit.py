@@ -18,8 +18,9 @@ from dpkern.audit.bounds import epsilon_lower, mu_lower
 from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, Laplace, NoClaim, PureDP
 from dpkern.audit.findings import Findings
 from dpkern.base.report import Figure, Report, Series
+from dpkern.drawing import canvas, number_format
 from dpkern.privacy.accounting import shown_lower_bound
-from dpkern.reports import canvas, curves, figures, files, number_format
+from dpkern.reports import curves, figures, files
 from tests.audit.audit_samples import BROKEN, FAILED, PURE, SOUND, evidence, findings
 
 ALL = {"sound": SOUND, "broken": BROKEN, "pure": PURE}

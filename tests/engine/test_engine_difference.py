@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpkern import PrivacyEngine
 from dpkern.base.errors import PrivacyError, UnsupportedModule
-from dpkern.engine import occasions
+from dpkern.engine import difference, occasions, zero_gates
 from dpkern.engine.capture import Capture
 from dpkern.engine.replaced_rows import by_copies, differing, mapped, replaced_rows
 
@@ -148,6 +148,63 @@ def test_samples_that_mix_are_refused(name: str) -> None:
     module = model(middle, gate=nn.Parameter(torch.zeros(1)), lstm=nn.LSTM(E, E))
     with pytest.raises(UnsupportedModule, match=r"(Model|LSTM).*depend on that sample alone"):
         first_pass(module, rows(), *inputs, **named)
+
+
+@pytest.mark.parametrize("name", ["zero biases", "a zero bias that multiplies", "a zero scale"])
+def test_only_parameters_that_may_multiply_count_as_gates(name: str) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.last = nn.MultiheadAttention(E, 2), nn.Linear(E, E)
+            self.norm = nn.LayerNorm(E)
+            for part in (self.attend.in_proj_bias, self.attend.out_proj.bias, self.last.bias):
+                nn.init.zeros_(part)
+            if name == "a zero bias that multiplies":
+                self.gate = self.last.bias
+            if name == "a zero scale":
+                nn.init.zeros_(self.norm.weight)
+
+    module = Layers()
+    trained = list(module.parameters())
+    found = {
+        id(p) for p in zero_gates.possible_gates(module, trained) if zero_gates.is_zero(p.data)
+    }
+    expected = {
+        "a zero bias that multiplies": [module.last.bias],
+        "a zero scale": [module.norm.weight],
+    }
+    assert found == {id(p) for p in expected.get(name, [])}
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 5, 8, 33])
+def test_the_two_turns_replace_other_samples(batch: int) -> None:
+    for number in range(50):
+        half = difference._half(batch, number, apart=True)
+        assert len(half) == batch // 2
+        assert half != [*range(batch // 2)]
+        assert set(half) < set(range(batch))
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+@pytest.mark.parametrize("towards", ["later", "earlier"])
+def test_probes_of_one_turn_replace_every_sample_now_and_then(batch: int, towards: str) -> None:
+    class Leaks(nn.Module):
+        """Numbers of the first sample reach the last one, or the other way round."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(E, E)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h: Tensor = self.layer(x)
+            source, place = (0, -1) if towards == "later" else (-1, 0)
+            other = torch.zeros_like(h)
+            other[place] = h[source].detach()
+            return h + other
+
+    module = Leaks()
+    probe = difference.DifferenceProbe(module, module, (torch.randn(batch, E),), {}, batch)
+    assert any(probe.run(number, full=False).mixed for number in range(20))
 
 
 @dataclass

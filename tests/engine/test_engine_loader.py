@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Key
+from dpkern.engine.collating import check_collate
 from dpkern.engine.empty import empty_batch
 from dpkern.engine.loader import BatchMemoryManager, PrivateLoader
 from dpkern.engine.provenance import YieldedBatch
@@ -316,7 +319,7 @@ class NoLength(Dataset[int]):
         (lambda: DataLoader(records(), batch_size=None), "NoneType"),
         (lambda: DataLoader(records(), sampler=SubsetRandomSampler([1, 2])), "Subset"),
         (lambda: DataLoader(records(), sampler=WeightedRandomSampler([1.0] * ROWS, 5)), "Weighted"),
-        (lambda: DataLoader(records(), sampler=RandomSampler(records(), replacement=True)), "all"),
+        (lambda: DataLoader(records(), sampler=RandomSampler(records(), replacement=True)), "more"),
         (lambda: DataLoader(records(), batch_sampler=[[0, 1], [2]]), "list"),
         (lambda: DataLoader(records(), batch_size=99, drop_last=True), "none"),
     ],
@@ -356,3 +359,71 @@ def test_trying_the_collation_leaves_the_draws_of_devices_alone(
     loader = PrivateLoader(original, key=Key.from_unsafe_seed(1))
     next(iter(loader))
     assert not seeded
+
+
+class AtOnce(Dataset[Any]):
+    """Records that are read together, and what becomes of them.
+
+    Args:
+        change: called with all rows of a batch.
+    """
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.change = change
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, numbers: list[int]) -> list[torch.Tensor]:
+        return list(self.change(torch.tensor(numbers, dtype=torch.float32)[:, None]))
+
+
+class Remembered:
+    """Rows to which the mean of the last batch is added."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(1)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        before, self.mean = self.mean, rows.mean(0)
+        return rows + before
+
+
+def test_records_read_at_once_with_a_generator_of_their_own_are_accepted() -> None:
+    own = np.random.default_rng(0)
+    for change in (
+        lambda rows: rows + torch.from_numpy(own.random((len(rows), 1))),
+        lambda rows: rows + torch.rand(len(rows), 1),
+    ):
+        check_collate(AtOnce(change), default_collate, 10)
+    assert own.random() == np.random.default_rng(0).random()  # the trial has moved nothing
+
+
+def test_records_mixed_by_a_generator_of_their_own_are_refused() -> None:
+    own = np.random.default_rng(0)
+
+    def mixup(rows: torch.Tensor) -> torch.Tensor:
+        share = float(own.beta(0.4, 0.4))
+        return share * rows + (1 - share) * rows[torch.from_numpy(own.permutation(len(rows)))]
+
+    with pytest.raises(InvalidInput, match="depend on one record each"):
+        check_collate(AtOnce(mixup), default_collate, 10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows - rows.mean(0),
+        lambda rows: rows + torch.rand(()) * rows.sum(),
+        Remembered(),
+    ],
+    ids=["centred", "sum at random", "mean of the last batch"],
+)
+def test_records_that_mix_when_read_at_once_are_refused(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(InvalidInput, match="depend on one record each"):
+        check_collate(AtOnce(change), default_collate, 10)

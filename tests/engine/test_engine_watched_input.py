@@ -27,8 +27,8 @@ def test_only_the_probe_pays_for_the_gradient_of_the_input(monkeypatch: pytest.M
     monkeypatch.setattr(conv, "_input_gradient", noted)
     module, x = make(images).double(), draw(B, 2, 8, 8)
     run(module, (x,), plan_for(module))
-    # The probe: one sample through both layers, all samples twice. The step: the second layer only.
-    assert sizes == [(1, 3), (1, 2), *[(B, 3), (B, 2)] * 2, (B, 3)]
+    # The probe: all samples through both layers, twice. The step: the second layer only.
+    assert sizes == [*[(B, 3), (B, 2)] * 2, (B, 3)]
 
 
 def test_an_input_that_needs_its_gradient_gets_it() -> None:

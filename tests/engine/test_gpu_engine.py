@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 from dpkern.base.rng import Purpose
-from dpkern.engine import routes
-from dpkern.engine.per_sample_gradients import ConvolutionGradients, LinearGradients
 from dpkern.ops import noise
 from dpkern.ops.testing import KEY
 
@@ -81,21 +79,6 @@ def waiting_refused() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def test_on_a_device_only_what_saves_memory_is_kept() -> None:
-    def linear(t: int, width: int, device: str) -> LinearGradients:
-        return LinearGradients(*(torch.empty(4, t, width, device=device) for _ in range(2)))
-
-    assert routes.worth_keeping(linear(400, 900, "cpu"))  # measured: worth the memory
-    assert not routes.worth_keeping(linear(400, 900, "meta"))
-    assert routes.worth_keeping(linear(200, 64, "meta"))  # smaller than its operands
-    assert not routes.worth_keeping(linear(1, 1, "meta"))
-    x, g = torch.empty(4, 3, 8, 8, device="meta"), torch.empty(4, 512, 8, 8, device="meta")
-    geometry = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
-    assert routes.worth_keeping(ConvolutionGradients(x, g, (3, 3), geometry))
-    wide = ConvolutionGradients(g, g, (3, 3), geometry)
-    assert not routes.worth_keeping(wide)
 
 
 class TestOnADevice:

@@ -90,4 +90,77 @@ def test_what_no_sample_reaches_is_not_tried_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(probe.Probe, "_backward", counted)
     step(Gated(B, mixes=False), torch.randn(B, E))
-    assert len(passes) == 2 + 2  # one sample, then all; the comparison of two halves
+    assert len(passes) == 2 + 2  # the comparison of two; one sample, then all
+
+
+class Swapped(nn.Module):
+    """A layer behind which the gradients of two samples change places, and the numbers do not."""
+
+    def __init__(self, places: tuple[int, int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.places = nn.Linear(E, E), places
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        order = torch.arange(len(x))
+        order[list(self.places)] = order[list(self.places[::-1])]
+        other = torch.take_along_dim(h, order[:, None], 0)
+        output: Tensor = h.detach() + other - other.detach()
+        return output
+
+
+@pytest.mark.parametrize("places", [(0, 1), (3, 9), (5, B - 1)])
+def test_two_passes_of_all_samples_tell_every_pair(
+    places: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a pass of one sample was needed")
+
+    monkeypatch.setattr(probe.Probe, "run", refuse)
+    step(nn.Sequential(nn.Linear(E, E), nn.GELU(), nn.LayerNorm(E)), torch.randn(B, E))
+    for _ in range(5):  # the factors are secret
+        with pytest.raises(UnsupportedModule, match="gradients in the rows of other samples"):
+            step(Swapped(places), torch.randn(B, E))
+
+
+def test_operations_that_round_otherwise_have_one_sample_sent_backward() -> None:
+    class Rounds(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, g: Tensor) -> Tensor:  # type: ignore[override]
+            return g + g.sign() * g.abs().clamp(max=1e-7)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(E, E)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = Rounds.apply(self.layer(x))  # type: ignore[no-untyped-call]
+            return output
+
+    assert step(Model(), torch.randn(B, E))._verified
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("place", ["output", "between", "hook"])
+def test_numbers_of_16_bits_between_uses_are_no_mixing(place: str, kind: torch.dtype) -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(E, E), nn.Linear(E, E)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            if place == "hook":
+                h.register_hook(lambda g: g.to(kind).float())
+            output: Tensor = self.last(h.to(kind).float() if place == "between" else h)
+            return output.to(kind).float() if place == "output" else output
+
+    for seed in range(6):
+        torch.manual_seed(seed)
+        assert step(Narrow(), torch.randn(B, E))._verified

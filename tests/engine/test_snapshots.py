@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
+import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,6 +33,25 @@ def with_default(x: Tensor, *, memory: Any = None) -> Any:
     return memory, CACHE
 
 
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("unset", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
+SHARED = Plain()
+
+
+def helper() -> Any:
+    return SHARED.value, LOCAL
+
+
+LOCAL = threading.local()
+
+
 class Model(nn.Module):
     """Holds state in every place that is walked."""
 
@@ -44,6 +67,9 @@ class Model(nn.Module):
         self.known: set[Any] = {1}
         self.partial = functools.partial(with_default, memory=None)
         self.function = with_default
+        self.helper = lambda: helper()
+        self.slotted = Slotted()
+        self.weak = weakref.ref(SHARED)
         closed: Any = None
 
         def closure(value: Any = None) -> Any:
@@ -78,6 +104,12 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "attribute": lambda m: setattr(m, "scale", 1.5),
     "attribute of an object": lambda m: setattr(m.plain, "value", ONE),
     "attributes of an object": lambda m: setattr(m.plain, "__dict__", {"value": None}),
+    "slot": lambda m: setattr(m.slotted, "value", ONE),
+    "new slot": lambda m: setattr(m.slotted, "unset", ONE),
+    "object that a helper names": lambda m: setattr(SHARED, "value", ONE),
+    "class of an object": lambda m: setattr(Plain, "kept", ONE),
+    "attribute of a helper": lambda m: setattr(helper, "mean", ONE),
+    "attribute of a thread": lambda m: setattr(LOCAL, "mean", ONE),
     "class": lambda m: setattr(Model, "shared", ONE),
     "new name in a class": lambda m: setattr(Model, "late", ONE),
     "list": lambda m: m.listed.append(ONE),
@@ -102,7 +134,7 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
 }
 
 
-NOT_PUT_BACK = ("attributes of an object", "class", "default", "global", "partial")
+NOT_PUT_BACK = ("attributes of an object", "default", "partial")
 
 
 @pytest.fixture
@@ -110,7 +142,9 @@ def model() -> Any:
     torch.manual_seed(0)
     yield Model()
     global CACHE
-    CACHE = Model.shared = None
+    CACHE = Model.shared = Plain.kept = SHARED.value = None
+    vars(helper).clear()
+    vars(LOCAL).clear()
     with_default.__kwdefaults__["memory"] = None  # type: ignore[index]
     if "late" in vars(Model):
         del Model.late  # type: ignore[attr-defined]
@@ -152,6 +186,59 @@ def test_what_does_not_show_a_change_is_walked_every_time(held: str, model: Mode
     finally:
         if held == "state":
             del type(model).get_extra_state  # type: ignore[misc]
+
+
+def test_a_cache_that_was_filled_is_emptied(model: Model) -> None:
+    seen = [1]
+
+    @functools.lru_cache
+    def first(width: int) -> int:
+        return seen[0]
+
+    model.first = first
+    before = Snapshot(model)
+    assert not before.tells
+    assert first(3) == 1
+    before.restore(Snapshot(model, earlier=before))
+    seen[0] = 2
+    assert first(3) == 2
+
+
+def test_a_generator_that_went_on_cannot_be_put_back(model: Model) -> None:
+    model.counts = (n for n in range(9))
+    next(model.counts)
+    before = Snapshot(model)
+    assert before.restore(Snapshot(model, earlier=before)) == []
+    next(model.counts)
+    assert before.restore(Snapshot(model, earlier=before)) == ["counts"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([None, 1], dtype=object),
+        np.zeros(2, dtype=[("ready", "?"), ("mean", "f4")]),
+        np.zeros(2, dtype="datetime64[s]"),
+        np.zeros(2, dtype=">f4"),
+    ],
+    ids=lambda a: str(a.dtype),
+)
+def test_arrays_that_are_no_tensors_are_put_back(array: Any, model: Model) -> None:
+    model.array, was = array, array.copy()
+    before = Snapshot(model)
+    array[0] = array[1] if array.dtype.kind == "O" else np.ones(1, array.dtype)[0]
+    assert before.changes(Snapshot(model, earlier=before))
+    before.restore(Snapshot(model))
+    assert array.tolist() == was.tolist()
+
+
+def test_helpers_of_installed_packages_are_not_followed(model: Model) -> None:
+    function = types.FunctionType(
+        helper.__code__.replace(co_filename="/x/site-packages/y.py"), globals()
+    )
+    model.helper = function
+    SHARED.value = 0.5
+    assert not any("SHARED" in path for path in Snapshot(model).values)
 
 
 class Maker(OrderedDict[str, Any]):

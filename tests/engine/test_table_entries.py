@@ -20,7 +20,7 @@ WAYS = ["compiled", "python"]
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "python":
-        monkeypatch.setattr(table_entries.direct, "look", lambda name: None)
+        monkeypatch.setattr(table_entries, "same_entries", table_entries.entries_agree)
     elif direct.look("same_entries") is None:
         pytest.skip("no compiled module")
     return str(request.param)

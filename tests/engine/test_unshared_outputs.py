@@ -42,9 +42,9 @@ class Keeping(nn.Module):
 
 
 class _Unseen:
-    """A place that no guard looks into, as it is no state of the model."""
+    """A place that no guard looks into, as objects of this package are no state of a model."""
 
-    __slots__ = ("things",)
+    __module__ = "numpy.unseen"
 
     def __init__(self) -> None:
         self.things: Kept = []

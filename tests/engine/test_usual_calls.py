@@ -46,16 +46,36 @@ def shapes_of(tree: Any) -> list[torch.Size]:
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_batch_like_the_last_one_is_tracked_as_python_tracks_it(kind: type) -> None:
     tree, batch = batch_of(kind), YieldedBatch(B)
+    held = list(tree)
     found = usual_calls.tracked_alike(tree, shapes_of(tree), batch.each, B)
     expected = tracked_batch(tree, batch)
     assert type(found) is type(expected) is kind
-    for one, two, plain in zip(found, expected, tree, strict=True):
+    for one, two, plain in zip(found, expected, held, strict=True):
         assert type(one) is TrackedTensor
         assert type(plain) is Tensor
         assert one._state is two._state is batch.each
         assert one._since == two._since
         assert untracked(one).data_ptr() == plain.data_ptr()
         assert untracked(one)._version == plain._version
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_tensors_that_only_the_loader_holds_are_tracked_themselves(kind: type) -> None:
+    tree, each = batch_of(kind), YieldedBatch(B).each
+    shapes, places = shapes_of(tree), [id(tensor) for tensor in tree]
+    found = usual_calls.tracked_alike(tree, shapes, each, B)
+    if direct.look("tracked_alike") is not None:
+        assert [id(tensor) for tensor in found] == places
+    assert {type(tensor) for tensor in found} == {TrackedTensor}
+
+
+def test_tensors_of_a_batch_that_others_hold_stay_ordinary() -> None:
+    tree, each = batch_of(), YieldedBatch(B).each
+    shapes = shapes_of(tree)
+    others = tree, [tree], {0: tree}
+    found = usual_calls.tracked_alike(tree, shapes, each, B)
+    assert found is not None
+    assert {type(tensor) for batch in others[:1] for tensor in batch} == {Tensor}
 
 
 ODD_BATCHES: dict[str, Callable[[], Any]] = {

@@ -79,6 +79,12 @@ def example_rows(name: str) -> tuple[int, ...]:
 
 
 @torch.no_grad()
+def scores(model: nn.Module, x: Tensor, *, chunk: int = 1024) -> Tensor:
+    """Return the logits of all rows, ``[len(x), classes]``."""
+    return torch.cat([model(x[start : start + chunk]) for start in range(0, len(x), chunk)])
+
+
+@torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, chunk: int = 1024) -> tuple[float, float]:
     """Return mean cross entropy and accuracy over all rows."""
     loss, correct = 0.0, 0

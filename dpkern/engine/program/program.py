@@ -134,7 +134,7 @@ class Program:
             and capture.any_rank is None
             and _tests_or_nothing(capture)
             and capture.collected is None
-            and (type(limit) is float or limit == 0)
+            and (limit is None or type(limit) is float or limit == 0)
         )
         if usual:
             return ""
@@ -148,7 +148,7 @@ class Program:
             (capture.any_rank is not None, "several processes"),
             (not _tests_or_nothing(capture), "uses are surveyed"),
             (capture.collected is not None, "a dry run"),
-            (isinstance(limit, int) and limit > 0, "a budget in bytes"),
+            (capture.budget.in_bytes, "a budget in bytes"),
         )
         return next((reason for refused, reason in checks if refused), "")
 

@@ -87,6 +87,7 @@ def sort(call: TrackedCall) -> Any:
     if x.dim() != 1:
         return finish_as(call, result, order)
     ids = state.ids[untracked(result[1]).cpu().numpy()]
+    state.batch.has_ordered_rows = True
     return finish_as(call, result, PerRecord(state.batch, ids), order)
 
 

@@ -222,7 +222,7 @@ class ModuleBoundary:
         if batch is None or not self.unfinished_pass or batch.placeholder:
             return
         entered = len(self._closed) + (0 if self._records is None else len(self._records))
-        if entered < batch.size and not batch.has_chosen_rows:
+        if entered < batch.size and (not batch.has_chosen_rows or batch.has_ordered_rows):
             raise refusals.partly_entered(entered, batch.size)
 
     def check_finished(self) -> None:

@@ -44,7 +44,7 @@ def _picked(call: TrackedCall, x: Tensor, index: Any, out: Tensor) -> State | No
     if isinstance(state, PerRecord) and state.dim == 0 and len(call.tracked) == 1:
         if isinstance(index, slice):
             return PerRecord(state.batch, state.ids[index])
-        if type(index) is int:
+        if type(index) is int and not state.batch.has_ordered_rows:
             return _one(state, int(state.ids[index]))
         if isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim() == 1:
             return PerRecord(state.batch, state.ids[index.cpu().numpy()])
@@ -63,7 +63,11 @@ def _picked(call: TrackedCall, x: Tensor, index: Any, out: Tensor) -> State | No
         state.batch.has_chosen_rows = True
     if not _picked_by_own(call, x, state, parts, ids, place):
         return call.mixed("picks samples by the values of other samples")
-    return _one(state, int(ids[0])) if place is None else PerRecord(state.batch, ids, place)
+    if place is not None:
+        return PerRecord(state.batch, ids, place)
+    if state.batch.has_ordered_rows:
+        return call.mixed("picks one of samples that were sorted")
+    return _one(state, int(ids[0]))
 
 
 def _one(state: PerRecord, record: int) -> OneRecord | None:

@@ -69,7 +69,8 @@ class Leaves:
             expected="no trained tensor besides the parameters of the private module",
             got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
             remedy="Put it into the module before make_private, or freeze it with "
-            "requires_grad_(False): it would be trained without clipping and noise.",
+            "requires_grad_(False): it would be trained without clipping and noise. A generator is "
+            "trained on fakes alone, in engine.public().",
         )
 
     def _is_foreign(self, leaf: Tensor) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...ops import direct
 from .aliases import WRITTEN
 from .meeting import at_places, combined
-from .reductions import divisor_of, leaves_out
+from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
 from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
@@ -70,6 +70,8 @@ def loss(call: TrackedCall) -> Any:
     result = call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
+    if left_out_by_order(rows):
+        return finish_as(call, result, call.mixed(LEFT_OUT))
     if leaves_out(rows):
         at_places(call)
     if reduction == "sum":

@@ -56,6 +56,8 @@ def moved(call: TrackedCall) -> Any:
     args = [rows if a is x else _on_cpu(a) for a in call.args]
     picked = call.func(*args, **{k: rows if v is x else _on_cpu(v) for k, v in call.kwargs.items()})
     parts = picked if isinstance(picked, (tuple, list)) else (picked,)
+    if call.name == "select" and state.batch.has_ordered_rows:
+        return finish_as(call, result, call.mixed("picks one of samples that were sorted"))
     if call.name == "select":
         return finish_as(call, result, _one(state, int(parts[0].reshape(-1)[0])))
     states = [PerRecord(state.batch, part.reshape(-1).numpy(), state.dim) for part in parts]
@@ -92,6 +94,8 @@ def unbound(call: TrackedCall) -> Any:
         parts = x.unbind(dim)
     if not isinstance(state, PerRecord):
         states: list[State | None] = [state] * len(parts)
+    elif state.dim == dim and state.batch.has_ordered_rows:
+        states = [call.mixed("picks single samples of some that were sorted")] * len(parts)
     elif state.dim == dim:
         states = [_one(state, int(i)) for i in state.ids]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,11 @@ def linear(call: TrackedCall) -> Any:
     """
     result = call.plain()
     x, state = call.tracked[0], call.states[0]
+    if isinstance(state, RecordSum) and call.name == "mean" and x.numel() != result.numel():
+        # As many sums as there are classes in the batch, say: the number must stay the same.
+        count = x.numel() // max(result.numel(), 1)
+        shares = frozenset(share * count for share in state.shares or (1,))
+        return finish_as(call, result, replace(state, shares=shares))
     if not isinstance(state, PerRecord):
         return finish_as(call, result, state)
     place = place_of(call, x, state.dim)
@@ -52,6 +58,8 @@ def linear(call: TrackedCall) -> Any:
         return finish_as(call, result, call.mixed("sums in a way that cannot be followed"))
     if place != REDUCED:
         return finish_as(call, result, PerRecord(state.batch, state.ids, place))
+    if left_out_by_order(state):
+        return finish_as(call, result, call.mixed(LEFT_OUT))
     if leaves_out(state):
         at_places(call)
     if call.name == "sum":
@@ -62,6 +70,14 @@ def linear(call: TrackedCall) -> Any:
     return finish_as(call, result, RecordSum(state.batch, "mean", False, frozenset({each * rest})))
 
 
+LEFT_OUT = "leaves out some samples by their place in an order that depends on all"
+
+
+def left_out_by_order(state: PerRecord) -> bool:
+    """Whether records of the pass are missing after values have ordered rows: the hardest, say."""
+    return state.batch.has_ordered_rows and _misses(state)
+
+
 def leaves_out(state: PerRecord) -> bool:
     """Whether records of the pass are missing, other than by a mask of their own values.
 
@@ -69,6 +85,10 @@ def leaves_out(state: PerRecord) -> bool:
     """
     if state.ids is state.batch.all or state.batch.has_chosen_rows:
         return False
+    return _misses(state)
+
+
+def _misses(state: PerRecord) -> bool:
     return len(np.unique(state.ids[state.ids != NO_RECORD])) < state.batch.in_pass
 
 

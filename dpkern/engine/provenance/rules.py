@@ -299,7 +299,7 @@ def _is_order(call: TrackedCall) -> bool:
     states = call.states
     if call.name not in REORDERING or len(states) != 2 or not isinstance(states[0], PerRecord):
         return False
-    order, rows = call.tracked[1], len(states[0].ids)
+    batch, order, rows = states[0].batch, call.tracked[1], len(states[0].ids)
     if states[0].dim != 0 or call.tracked[0] is not call.args[0] or len(call.args) < 2:
         return False
     index = call.args[-1]
@@ -308,7 +308,10 @@ def _is_order(call: TrackedCall) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         if order.dtype is not torch.int64 or order.dim() != 1 or len(order) != rows:
             return False
-        return bool((order.sort().values == torch.arange(rows, device=order.device)).all())
+        whole = bool((order.sort().values == torch.arange(rows, device=order.device)).all())
+    # Those that are left out afterwards would be chosen by all samples.
+    batch.has_ordered_rows = batch.has_ordered_rows or whole
+    return whole
 
 
 run_by(run)

@@ -64,7 +64,7 @@ class YieldedBatch:
 
     __slots__ = (
         *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows"),
-        *("in_pass", "has_chosen_rows", "__weakref__"),
+        *("in_pass", "has_chosen_rows", "has_ordered_rows", "__weakref__"),
     )
 
     def __init__(
@@ -91,6 +91,8 @@ class YieldedBatch:
         """Records of the last forward pass, where a batch is cut into smaller ones."""
         self.has_chosen_rows = False
         """Whether values have chosen rows, so that their number depends on private data."""
+        self.has_ordered_rows = False
+        """Whether values have ordered rows, so that the record at a place depends on others."""
 
 
 class Rows(NamedTuple):

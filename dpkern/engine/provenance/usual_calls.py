@@ -35,7 +35,7 @@ def _found(name: str) -> Call:
 
 
 tracked_alike = _found("tracked_alike")
-"""Return a tree of plain tensors of known shapes as tracked aliases, given the state of each."""
+"""Return a tree of plain tensors of known shapes as tracked ones, given the state of each."""
 
 entered = _found("entered")
 """Return the rows of a module's only argument, and the arguments as ordinary tensors."""

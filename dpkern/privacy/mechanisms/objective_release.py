@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from ...base.errors import InvalidInput
 from ...base.laws import SCALE_UNITS
-from ...base.validate import choice, integer, open_unit, positive
+from ...base.validate import choice, integer, open_unit, positive, that
 from ..accounting import Certificate, calibrate, certify, events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING, RELEASED_BITS
@@ -46,6 +46,9 @@ from .objective import SEEDED, ObjectivePerturbation, checked_epsilon
 
 DIAGONAL, ACROSS = 5, 7
 """Factors of squares and of products of two features."""
+
+MAX_WEIGHT = 1024.0
+"""The largest weight: above it one sum has no noise to speak of, the other nothing else."""
 
 MAX_LENGTH = 1 << 14
 MAX_CLASSES = 1 << 16
@@ -96,13 +99,20 @@ class ObjectiveRelease(ObjectivePerturbation):
         integer(1, MAX_LENGTH, length=self.length)
         integer(2, MAX_CLASSES, classes=self.classes)
         object.__setattr__(self, "weight", positive(weight=self.weight))
+        that(
+            1 / MAX_WEIGHT <= self.weight <= MAX_WEIGHT,
+            "weight",
+            f"a number in [{1 / MAX_WEIGHT:g}, {MAX_WEIGHT:g}]",
+            self.weight,
+            "Start with 1.5: it divides the noise between the two sums.",
+        )
         if self.radius**2 < self.length or self.targets[0] == self.targets[1]:
             raise InvalidInput(
                 "epsilon",
                 expected=f"more, or fewer features: {self.length} need integers up to "
                 f"{math.isqrt(self.length - 1) + 1}, and the noise allows {max(self.radius, 0)}",
                 got=self.epsilon,
-                remedy="Raise epsilon or delta, lower weight, or take shorter features.",
+                remedy="Raise epsilon or delta, bring weight near 1.5, or take fewer features.",
             )
 
     @property

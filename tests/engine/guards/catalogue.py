@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from tests.engine.guards import (
+    again_loaders,
+    again_losses,
+    again_state,
     changes,
     empty,
     forward_mixing,
@@ -35,6 +38,9 @@ TABLES = [
     right_losses.TABLE,
     right_loops.TABLE,
     changes.TABLE,
+    again_loaders.TABLE,
+    again_state.TABLE,
+    again_losses.TABLE,
 ]
 
 LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]

@@ -32,13 +32,13 @@ TABLE = Table("sampling")
 FORGOTTEN = ""
 
 
-@TABLE.refused(InvalidInput, texts.OWN_PLAN)
+@TABLE.refused(InvalidInput, texts.DRAWN_MORE_OFTEN)
 def weighted_sampler(w: World) -> None:
     sampler = WeightedRandomSampler([1.0] * RECORDS, RECORDS)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))
 
 
-@TABLE.refused(InvalidInput, texts.OWN_PLAN)
+@TABLE.refused(InvalidInput, texts.DRAWN_MORE_OFTEN)
 def sampler_with_replacement(w: World) -> None:
     sampler = RandomSampler(w.data, replacement=True)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))

@@ -15,6 +15,7 @@ COLLATED_ROWS = "if its first dimension holds several rows of each record, pass 
 COLLATED_VALUES = "changed when one was replaced"
 LISTED_AGAIN = "expected each record listed once"
 OWN_PLAN = "draws its own batches"
+DRAWN_MORE_OFTEN = "larger epsilon than is certified"
 TRAINED = "no trained tensor besides the parameters"
 OUTSIDE_GRADIENT = "no ordinary gradient on any parameter"
 OTHER_OUTPUTS = "other outputs after other samples of the batch were replaced"
@@ -32,7 +33,12 @@ NO_HOOKS = "a use outside the module's forward pass"
 FOREIGN_GRADIENT = "uses a tensor with a gradient that is no output of the private module"
 FOREIGN_PARAMETERS = "parameters of the module only"
 
+GENERATOR = "large tensors and generators that a forward pass leaves as they are"
+STATISTICS = "no running statistics of private samples outside the private module"
+
 WORDS = {
+    GENERATOR: "a generator that goes on",
+    STATISTICS: "running statistics in another model",
     NOT_YIELDED: "tensors that the private loader did not yield",
     EARLIER_BATCH: "samples of an earlier batch",
     STILL_WAITING: "a new batch before the step of the last one",
@@ -48,6 +54,7 @@ WORDS = {
     COLLATED_VALUES: "a `collate_fn` that mixes records",
     LISTED_AGAIN: "a record listed several times",
     OWN_PLAN: "a sampler with a plan of its own",
+    DRAWN_MORE_OFTEN: "records that are drawn more often than others",
     TRAINED: "a parameter outside the private module",
     OUTSIDE_GRADIENT: "a gradient that was not clipped",
     OTHER_OUTPUTS: "outputs that depend on other samples",

@@ -1,0 +1,185 @@
+"""On devices, gradients are materialized where bytes and FLOPs say that it is faster, and fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dpkern.base.errors import BackendError, InvalidInput
+from dpkern.engine import device_cost, routes
+from dpkern.engine.device_cost import Work
+from dpkern.engine.per_sample_gradients import (
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+)
+
+SQUARE = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+GPT2 = {"attention": (768, 2304), "projection": (768, 768), "up": (768, 3072), "down": (3072, 768)}
+
+
+def linear(
+    positions: int, d: int, p: int, batch: int = 16, dtype: torch.dtype = torch.bfloat16
+) -> LinearGradients:
+    sizes = (batch, positions)
+    a, g = (torch.empty(*sizes, n, dtype=dtype, device="meta") for n in (d, p))
+    return LinearGradients(a, g)
+
+
+def convolution(channels: int, side: int, batch: int = 256) -> ConvolutionGradients:
+    x = torch.empty(batch, channels, side, side, device="meta")
+    return ConvolutionGradients(x, x.clone(), (3, 3), SQUARE)
+
+
+@pytest.mark.parametrize("layer", GPT2)
+def test_every_layer_of_gpt2_keeps_its_gradients(layer: str) -> None:
+    assert routes.worth_keeping(linear(1024, *GPT2[layer]))
+
+
+@pytest.mark.parametrize("vocabulary", [50257, 50304])
+def test_a_vocabulary_is_kept_as_well(vocabulary: int) -> None:
+    assert routes.worth_keeping(linear(1024, 768, vocabulary))
+
+
+def test_keeping_all_of_gpt2_takes_8_gigabytes_and_saves_more_than_half() -> None:
+    works = [Work.of(linear(1024, *GPT2[layer])) for layer in GPT2] * 12
+    works.append(Work.of(linear(1024, 768, 50257)))
+    assert sum(work.gradients for work in works) == pytest.approx(7.9e9, rel=0.02)
+    assert sum(work.product for work in works) == pytest.approx(4.05e12, rel=0.01)
+    traffic = sum(3 * work.gradients for work in works) / device_cost.BANDWIDTH
+    assert traffic == pytest.approx(5.5e-3, rel=0.02)
+    kept, alone = sum(w.materialized for w in works), sum(w.norm_alone for w in works)
+    assert 13e-3 < kept < 16e-3
+    assert 40e-3 < alone < 45e-3
+
+
+def test_wide_layers_break_even_where_their_second_product_costs_the_traffic() -> None:
+    """2 T P (2 / R - 1 / L) = 12 P / W: 174 positions at 200 and 500 TFLOP/s."""
+    ours, library = (
+        speeds[torch.bfloat16] for speeds in (device_cost.PRODUCTS, device_cost.LIBRARY)
+    )
+    even = 6 / device_cost.BANDWIDTH / (2 / ours - 1 / library)
+    assert even == pytest.approx(174.4, abs=0.1)
+    wide = 1 << 14  # operands are small beside gradients
+    assert not routes.worth_keeping(linear(172, wide, wide))
+    assert routes.worth_keeping(linear(176, wide, wide))
+
+
+def test_convolutions_break_even_where_a_second_product_costs_the_traffic() -> None:
+    """2 T P / R = 8 P / W: T = 4 R / W, 18.6 positions at 20 TFLOP/s."""
+    even = 4 * device_cost.PRODUCTS[torch.float32] / device_cost.BANDWIDTH
+    assert even == pytest.approx(18.6, abs=0.1)
+    assert not routes.worth_keeping(convolution(2048, 4))
+    assert routes.worth_keeping(convolution(2048, 5))
+
+
+def test_float32_breaks_even_at_fewer_positions() -> None:
+    assert not routes.worth_keeping(linear(70, 4096, 4096))
+    assert routes.worth_keeping(linear(70, 4096, 4096, dtype=torch.float32))
+
+
+def test_mixed_operands_are_priced_as_they_are_multiplied() -> None:
+    mixed = linear(100, 4096, 4096)
+    mixed = LinearGradients(mixed.a.float(), mixed.g)
+    assert Work.of(mixed).speed == device_cost.PRODUCTS[torch.float32]
+
+
+def test_few_positions_take_the_norm_from_gram_matrices() -> None:
+    few = Work.of(linear(32, 1024, 1024))
+    assert few.norm < few.product
+    assert not routes.worth_keeping(linear(32, 1024, 1024))
+    assert not routes.worth_keeping(linear(1, 64, 64))
+
+
+def test_smaller_gradients_than_operands_are_always_kept() -> None:
+    """They save memory."""
+    assert routes.worth_keeping(linear(100, 64, 16))
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "kept"), [(64, 32, True), (128, 16, True), (256, 8, True), (512, 4, False)]
+)
+def test_convolutions_of_resnet_18_are_kept_but_for_the_last(
+    channels: int, side: int, kept: bool
+) -> None:
+    assert routes.worth_keeping(convolution(channels, side)) is kept
+
+
+def test_gradients_that_a_norm_has_made_are_kept_if_that_saves_a_product() -> None:
+    assert routes.worth_writing(linear(1024, 768, 3072))
+    assert not routes.worth_writing(linear(32, 4096, 4096))
+
+
+class Small:
+    """Gradients of 16 entries; what they need of memory is made up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int, limit: Any = None) -> None:
+        monkeypatch.setattr(routes, "memory_for_gradients", lambda device: room)
+        self.budget = routes.KeepBudget(limit)
+        a = torch.ones(2, 3, 2)
+        g = torch.ones(2, 3, 8)
+        self.record = LinearGradients(a, g)
+        monkeypatch.setattr(routes, "worth_keeping", lambda *_: True)
+        monkeypatch.setattr(LinearGradients, "gradient_bytes", 1000)
+        self.extra = 1000 - self.record.held_bytes
+
+    def kept(self) -> bool:
+        return isinstance(self.budget.kept(self.record), ExplicitGradients)
+
+
+def test_a_share_of_the_devices_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Small(monkeypatch, room=0)
+    assert not small.kept()
+    small = Small(monkeypatch, room=2 * small.extra + 1)
+    assert [small.kept() for _ in range(3)] == [True, True, False]
+    assert small.budget.used == 2 * small.extra
+    small.budget.release()
+    assert small.kept()
+
+
+def test_given_budgets_count_on_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Small(monkeypatch, room=10**9, limit=0).kept()
+    assert not Small(monkeypatch, room=10**9, limit=0.25).kept()
+    assert Small(monkeypatch, room=0, limit=10**9).kept()
+    with pytest.raises(InvalidInput, match="keep_budget"):
+        routes.KeepBudget(-1)
+
+
+def test_no_choice_of_exact_arithmetic_depends_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Small(monkeypatch, room=10**9)
+    small.budget.cached = 0  # as exact arithmetic asks for
+    assert not small.kept()
+    assert not small.budget.in_bytes
+
+
+def out_of_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def refused_memory(*_: Any) -> None:
+    try:
+        out_of_memory()
+    except torch.OutOfMemoryError as error:
+        raise BackendError("GPU memory", expected="room", got="none", remedy="Less.") from error
+
+
+@pytest.mark.parametrize("fail", [out_of_memory, refused_memory])
+def test_where_memory_runs_out_the_norm_is_taken_alone(
+    fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Small(monkeypatch, room=10**9)
+    monkeypatch.setattr(LinearGradients, "materialize", fail)
+    assert small.budget.kept(small.record) is small.record
+    assert small.budget.used == 0
+
+
+def test_other_failures_are_not_taken_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        raise BackendError("cuda kernel", expected="a launch", got="error 1", remedy="None.")
+
+    small = Small(monkeypatch, room=10**9)
+    monkeypatch.setattr(LinearGradients, "materialize", broken)
+    with pytest.raises(BackendError, match="error 1"):
+        small.kept()

@@ -1,0 +1,22 @@
+"""Random generators that a probe moves are put back, whichever NumPy uses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpkern.engine.random_state import RandomState
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "Philox", "SFC64"])
+def test_numpys_generator_is_put_back_whichever_it_is(kind: str) -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(getattr(np.random, kind)(3))
+    try:
+        state = RandomState()
+        first = np.random.standard_normal(3)
+        state.restore()
+        assert np.array_equal(np.random.standard_normal(3), first)
+    finally:
+        np.random.set_bit_generator(before)
