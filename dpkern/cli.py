@@ -25,11 +25,12 @@ from .base.errors import DPKernError
 from .base.exit_codes import REFUSED
 from .base.json import dumps
 from .base.version import __version__
+from .commands.help_pages import prepare
 
 COMMANDS = {
     "train": (
         ".commands.train",
-        "Train a model privately; write report.json, checkpoint.pt and a figure.",
+        "Train a model privately; write report.html, report.json, checkpoint.pt and a figure.",
     ),
     "privacy": (
         ".commands.privacy",
@@ -49,6 +50,10 @@ COMMANDS = {
         "Show version, build, instruction set in use, and which backend can run which op.",
     ),
     "cost": (".commands.cost", "Count, compare and measure what private training costs."),
+    "bench": (
+        ".commands.bench",
+        "Time ops beside plain torch: checked first, paired samples, a guard against noise.",
+    ),
 }
 """The module of each command, and its line on the page of all commands."""
 
@@ -83,13 +88,18 @@ class Commands(TyperGroup):
     ) -> tuple[str | None, Any | None, list[str]]:
         """Return the command that is to run, loaded."""
         name, command, rest = super().resolve_command(ctx, args)
-        return (name, command, rest) if name is None else (name, load(name), rest)
+        if name is None:
+            return name, command, rest
+        loaded = load(name)
+        return name, loaded, prepare(loaded, name, rest)
 
 
 app = typer.Typer(
     name="dpkern",
     cls=Commands,
     help="Certified differentially private training in compiled kernels.",
+    epilog="Examples:\n\ndpkern train --epsilon 3\n\n"
+    "dpkern privacy --sample-rate 0.01 --steps 1000 --epsilon 2",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -31,7 +31,7 @@ from ..base.validate import choice, non_negative, require
 from ..engine.named import MODES, read_settings
 from ..reports import files
 from ..reports.text import as_text
-from .cost import refuse_places
+from .publish import refuse_places
 
 CONTRADICTED = 1
 DELTA = 1e-5

@@ -6,20 +6,17 @@ A report goes to standard output, or to ``--out``; the paths of written files go
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from ..base.errors import InvalidInput
 from ..base.laws import LAWS
 from ..base.report import Report
-from ..base.validate import choice, require
+from ..base.validate import choice
 from ..cost import compare as cost_compare
 from ..cost import noise_tables as cost_tables
 from ..cost.autoencoder import CORRECTED, PRINTED, CountOptions
@@ -28,11 +25,13 @@ from ..cost.systems import SYSTEMS
 from ..engine.demo.models import ALL_MODELS
 from ..engine.named import MODES, NAMES
 from ..privacy.mechanisms.examples import LAYERS
-from ..reports import files, three_ways
 from ..reports import model as cost_model
-from ..reports.text import as_text
+from ..reports import three_ways
 from ..step.noise_tables import TableShape
 from ..step.noise_tables.named import SOURCES
+from .frontier import frontier
+from .predict import predict
+from .publish import Figures, Format, Out, Tables, listed, numbers, publish
 
 app = typer.Typer(
     help="Count, compare and measure what private training costs.",
@@ -41,16 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(files.FORMATS)}.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of the report.", show_default="standard output; html: <report>.html here"
-    ),
-]
-Figures = Annotated[
-    Path | None, typer.Option(help="Write every figure as SVG and PNG to this folder too.")
-]
 Mode = Annotated[
     str,
     typer.Option(help=f"One of {', '.join(MODES)}: count as the paper prints, or everything."),
@@ -92,6 +81,7 @@ def count(
     format: Format = "text",
     out: Out = None,
     figures: Figures = None,
+    tables: Tables = None,
 ) -> None:
     """Count one mechanism and shape, line by line: closed form beside a counted run."""
     options = counting(mode, settings)
@@ -107,6 +97,7 @@ def count(
         format,
         out,
         figures,
+        tables,
     )
 
 
@@ -124,6 +115,7 @@ def compare(
         str,
         typer.Option(help=f"Several of {', '.join(available())}, or TOML files, with commas."),
     ] = "k7",
+    batch: Annotated[str, typer.Option(help="Samples of a whole step; several with commas.")] = "1",
     noise: Annotated[
         str | None,
         typer.Option(
@@ -144,6 +136,7 @@ def compare(
     format: Format = "text",
     out: Out = None,
     figures: Figures = None,
+    tables: Tables = None,
 ) -> None:
     """Compare what mechanisms cost across processors and model sizes, and find where the ranking
     changes.
@@ -165,10 +158,12 @@ def compare(
             options=options,
             noise=None if noise is None else listed(noise),
             layer=layer,
+            batches=numbers("batch", batch),
         ),
         format,
         out,
         figures,
+        tables,
     )
 
 
@@ -204,6 +199,7 @@ def model(
     format: Format = "text",
     out: Out = None,
     figures: Figures = None,
+    tables: Tables = None,
 ) -> None:
     """Measure a real model and batch: time, bytes and operations per phase, layer and op.
 
@@ -222,7 +218,11 @@ def model(
                 threads=threads,
             )
 
-    publish(make, format, out, figures)
+    publish(make, format, out, figures, tables)
+
+
+app.command()(predict)
+app.command()(frontier)
 
 
 @app.command()
@@ -256,6 +256,7 @@ def table(
     format: Format = "text",
     out: Out = None,
     figures: Figures = None,
+    tables: Tables = None,
 ) -> None:
     """Describe a noise table: reads, entropy, period, law, and what it leaks."""
     choice(("cdt", "samples"), kind=kind)
@@ -277,7 +278,7 @@ def table(
         )
         return cost_tables.sample_report(shape, coordinates=coordinates)
 
-    publish(make, format, out, figures)
+    publish(make, format, out, figures, tables)
 
 
 OF_SAMPLES = (
@@ -307,63 +308,6 @@ def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
                 got=context.params[name],
                 remedy="Leave it out, or ask for `dpkern cost table samples`.",
             )
-
-
-def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:
-    """Make the report and write it to the requested place.
-
-    What would stop it at the end is asked before the work: the format, a missing package, a folder
-    in the place of a file.
-
-    Raises:
-        InvalidInput: an unknown format, or a place that cannot be written.
-        MissingDependency: html or figures without matplotlib.
-    """
-    choice(files.FORMATS, format=kind)
-    if kind == "html" or folder is not None:
-        require("matplotlib")
-    refuse_places(out=out, figures=folder)
-    report = make()
-    if out is None and kind == "html":
-        out = Path(f"{report.name}.html")
-    written = [] if folder is None else files.write_figures(report, folder)
-    if out is not None:
-        files.write(report, kind, out)
-        written.insert(0, out)
-    elif kind == "text":
-        as_text(report, Console())
-    else:
-        print(files.render(report, kind), end="", flush=True)
-    if written:
-        names = ", ".join(str(path) for path in written)
-        Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
-
-
-def refuse_places(*, figures: Path | None, **file: Path | None) -> None:
-    """Refuse places that cannot be written, before the work.
-
-    Args:
-        figures: a folder, which need not exist.
-        file: the report's file, by the name of its option.
-
-    Raises:
-        InvalidInput: a directory in the place of a file, or a file in the place of a folder.
-    """
-    for name, path in file.items():
-        if path is not None and path.is_dir():
-            raise InvalidInput(
-                name,
-                expected="a file",
-                got=f"{path}, a directory",
-                remedy="Name a file in that directory.",
-            )
-    if figures is not None and figures.exists() and not figures.is_dir():
-        raise InvalidInput(
-            "figures",
-            expected="a directory",
-            got=f"{figures}, a file",
-            remedy="Name a folder, or a path that does not exist yet.",
-        )
 
 
 def counting(mode: str, settings: list[str] | None) -> CountOptions:
@@ -398,25 +342,3 @@ def counting(mode: str, settings: list[str] | None) -> CountOptions:
             )
         changes[key] = read
     return replace(options, **changes)
-
-
-def listed(text: str) -> list[str]:
-    """Parse ``a,b`` as names."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Parse ``8,14`` as numbers.
-
-    Raises:
-        InvalidInput: anything else.
-    """
-    parts = listed(text)
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise InvalidInput(
-            name,
-            expected="whole numbers with commas, such as 8,14,32",
-            got=text,
-            remedy="Pass numbers with commas, for example 8,14,32.",
-        )
-    return [int(part) for part in parts]

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from ..base import dispatch
+from ..base.commit import commit, version_with_commit
 from ..base.json import dumps
 from ..base.version import __version__
 from ..ops.backends import cpu
@@ -23,9 +24,12 @@ def command(
     build = cpu.build_config()
     rows = dispatch.table()
     if json:
-        print(dumps({"version": __version__, "build": build, "ops": rows}), flush=True)
+        print(
+            dumps({"version": __version__, "commit": commit(), "build": build, "ops": rows}),
+            flush=True,
+        )
         return
     console = Console()
     settings = [(name.replace("_", " "), value) for name, value in build.items()]
-    display.print_table(console, f"dpkern {__version__}", settings)
+    display.print_table(console, f"dpkern {version_with_commit()}", settings)
     display.print_backends(console, rows)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..base import devices
 from ..base.csv_reader import HEADERS
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
 from ..objective.moments import SURROGATES
+from ..reports.page import page
 from ..step.noise_tables.named import SOURCES
-from ..train import display
+from ..train import display, run_file
 from ..train.adlm_options import MODELS, LabelledOptions
 from ..train.moments_options import SumsOptions, SurrogateOptions
 from ..train.objective_options import CodeOptions, RecordOptions
@@ -48,7 +50,19 @@ def _option(owner: type[Any], name: str, help_text: str, panel: str | None = Non
     return typer.Option(help=help_text, show_default=shown, rich_help_panel=panel)
 
 
+def _switch(name: str, help_text: str) -> Any:
+    """Return a flag that is None unless given, so that ``--no-NAME`` overrides a run file."""
+    return typer.Option(f"--{name}/--no-{name}", help=help_text, show_default=False)
+
+
 def command(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with options by name; those on the command line win.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         _option(
@@ -155,6 +169,12 @@ def command(
             show_default="the fastest",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Device of model, rows and kernels: {devices.NAMES}.", show_default="cpu"
+        ),
+    ] = None,
     unsafe_seed: Annotated[
         int | None,
         _option(
@@ -243,18 +263,24 @@ def command(
         typer.Option(help="Directory of the results.", show_default="runs/<date>-<time>"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the interrupted run in --out.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results in --out.")
-    ] = False,
+        bool | None, _switch("resume", "Continue the interrupted run in --out.")
+    ] = None,
+    overwrite: Annotated[bool | None, _switch("overwrite", "Replace the results in --out.")] = None,
     no_figure: Annotated[
-        bool, typer.Option("--no-figure", help="Write no figure (needs no matplotlib).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--no-figure/--figure",
+            help="Write no figure and no page (needs no matplotlib).",
+            show_default=False,
+        ),
+    ] = None,
     diagnostics: Annotated[
-        bool,
-        typer.Option("--diagnostics", help="Show training loss and counts; epsilon ignores them."),
-    ] = False,
+        bool | None, _switch("diagnostics", "Show training loss and counts; epsilon ignores them.")
+    ] = None,
+    ceiling: Annotated[
+        bool | None,
+        _switch("ceiling", "Train without privacy too, to compare; epsilon ignores that number."),
+    ] = None,
     audit: Annotated[
         int | None,
         typer.Option(
@@ -335,20 +361,24 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Train a model privately; write report.json, checkpoint.pt and a figure.
+    """Train a model privately; write report.html, report.json, checkpoint.pt and a figure.
 
     Give --epsilon or --noise-multiplier. Ctrl-C leaves a checkpoint for --resume. An option that
     does not apply to the mechanism is refused.
     """
     # The first statement, while the local variables are the options and nothing else.
     named = locals().items()
-    given = {name: value for name, value in named if value is not None and value is not False}
-    given.pop("json", None)
+    given = {name: value for name, value in named if value is not None}
+    del given["json"]
+    path = given.pop("config", None)
+    if path is not None:
+        given = run_file.merged(path, option_types(), given)
+    given = {name: value for name, value in given.items() if value is not False}
     given["figure"] = not given.pop("no_figure", False)
     for name in ("settings", "drop"):
         if name in given:
             given[name] = tuple(given[name])
-    session = make_session(given, audited)
+    session = make_session(given, audited, page)
     messages = Console(stderr=True)
     if session.data_in_words():
         messages.print(Text(session.data_in_words()), soft_wrap=True)
@@ -363,6 +393,12 @@ def command(
         _print_json(summary)
     else:
         session.show(Console(), summary)
+
+
+def option_types() -> dict[str, Any]:
+    """Return the types of the options that a run file may have."""
+    types = get_type_hints(command)
+    return {name: types[name] for name in types if name not in ("config", "json", "return")}
 
 
 def _leave_checkpoint(session: AnySession, messages: Console, as_json: bool) -> None:

@@ -13,7 +13,14 @@ def tidy(value: float) -> int | float:
 
 def percent(value: float | None) -> float | None:
     """Round to two decimals; None stays None."""
-    return None if value is None else round(value, 2)
+    return None if value is None else round(value, 2) + 0.0  # without a sign of zero
+
+
+def worded(value: float) -> str:
+    """Format a number in a sentence as a cell of a table shows it."""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def listed(counts: Mapping[str, float]) -> str:
@@ -21,4 +28,4 @@ def listed(counts: Mapping[str, float]) -> str:
     return ", ".join(f"{tidy(n):,} {name}" for name, n in counts.items() if n) or "nothing"
 
 
-__all__ = ["listed", "percent", "tidy"]
+__all__ = ["listed", "percent", "tidy", "worded"]

@@ -10,10 +10,13 @@ from typing import Any
 
 from ..base.report import Report, ReportTable
 from ..privacy import accounting
-from . import break_even, compare_figures, comparison
+from . import break_even, compare_figures, comparison, crossing
+from ._numbers import tidy, worded
 from .autoencoder import CountOptions
 from .comparison import ComparisonSpec
 from .count import difference_table, executed, known, notes, total_evidence
+from .equal_work import equal_work
+from .parts import PARTS, SAMPLES
 from .processors import Processor
 from .systems import SYSTEMS
 
@@ -26,6 +29,7 @@ def report(
     options: CountOptions | None = None,
     noise: Sequence[str] | None = None,
     layer: str | None = None,
+    batches: Sequence[int] = (1,),
 ) -> Report:
     """Report the costs of mechanisms, and the reduction of each against the last.
 
@@ -38,14 +42,16 @@ def report(
             for the steps of Appendix G, the printed table first, and ``inline`` for whole steps.
         layer: kind of layer of whole steps: ``dense``, ``circulant`` or ``conv``. None takes a
             convolution where a mechanism works in the frequency domain, else a dense layer.
+        batches: samples of a whole step. Norms and sums grow with them; noise and update do not.
 
     Raises:
         InvalidInput: fewer than two mechanisms or none of the others; a name, size or file that
-            cannot be used; a layer or a source that a mechanism does not have.
+            cannot be used; a layer, batch or source that a mechanism does not have; mechanisms of
+            unequal work.
     """
-    question = comparison.asked(mechanisms, sizes, processors, options, noise, layer)
+    question = comparison.asked(mechanisms, sizes, processors, options, noise, layer, batches)
     rows = comparison.rows(question)
-    turns = comparison.turns(question)
+    turns = crossing.turns(question)
     weights = comparison.weights(question)
     corrections = comparison.corrections(question)
     evens = break_even.facts(question)
@@ -73,6 +79,11 @@ def report(
             "options": asdict(question.options),
             "noise": list(question.sources),
             "layer": question.layer,
+            "batches": list(question.batches),
+            "work": [
+                {"n": n, "l": code, **asdict(equal_work(question.systems, n, code, question.first))}
+                for n, code in question.sizes
+            ],
             "costs": [cost for row in rows for cost in row["costs"]],
             "reductions": [r for row in rows for r in row["reductions"]],
             "crossovers": turns,
@@ -83,7 +94,7 @@ def report(
         },
         tables=_tables(question, rows, turns, weights, corrections, executions, evens),
         figures=compare_figures.figures(question, turns, rows),
-        notes=_notes(question, rows, evidence),
+        notes=_notes(question, rows, turns, evidence),
     )
 
 
@@ -98,8 +109,8 @@ def _summary(
         less = fact["reduction_percent"]
         words = "the baseline is free" if less is None else _less(less)
         said.append(
-            f"{system.title} costs {costs[system.name]:,} {machine.unit} on {machine.title}, "
-            f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}"
+            f"{system.title} costs {worded(costs[system.name])} {machine.unit} on {machine.title}, "
+            f"{base.title} {worded(costs[base.name])}: {words}, at {_place_words(question, first)}"
             f"{_noise_words(first)}."
         )
     for turn in turns:
@@ -113,6 +124,16 @@ def _summary(
     return " ".join(said)
 
 
+def _place_words(question: ComparisonSpec, row: dict[str, Any]) -> str:
+    """Return the size of the work that a row compares."""
+    said = f"n = {row['n']}, l = {row['l']}"
+    if not question.whole:
+        return said
+    work = equal_work(question.systems, row["n"], row["l"], question.first)
+    samples = "1 sample" if row["batch"] == 1 else f"{row['batch']:,} samples"
+    return f"{said} ({work.parameters:,} parameters of a {work.layer} layer each, {samples})"
+
+
 def _noise_words(row: dict[str, Any]) -> str:
     """Name the source of a row's noise where it protects nothing."""
     least = min(fact.claimed for fact in row["epsilons"].values())
@@ -122,7 +143,7 @@ def _noise_words(row: dict[str, Any]) -> str:
 def _as_noise_becomes_real(question: ComparisonSpec, rows: list[dict[str, Any]]) -> list[str]:
     """Say what becomes of the first reduction with the other sources of noise."""
     first, said = rows[0], []
-    place = ("n", "l")
+    place = ("n", "l", "batch")
     machine = first["machine"]
     if len(question.sources) > 1 and machine.unpriced({"RNG": 1}):
         return [f"{machine.title} has no price for random words: real noise looks cheap there."]
@@ -154,14 +175,14 @@ def _tables(
     titles = {system.name: system.title for system in question.systems}
     machines = {machine.name: machine for machine in question.machines}
     against = [f"{s.title} saves (%)" for s in question.others]
+    places = ("n", "l", "batch") if question.whole else ("n", "l")
     tables = [
         ReportTable(
             title="Costs",
-            columns=("n", "l", "noise", "processor", *titles.values(), *against),
+            columns=(*places, "noise", "processor", *titles.values(), *against),
             rows=[
                 (
-                    row["n"],
-                    row["l"],
+                    *(row[place] for place in places),
                     row["noise"],
                     row["machine"].title,
                     *(cost["cost"] for cost in row["costs"]),
@@ -172,6 +193,7 @@ def _tables(
             note=f"Saved against {question.baseline.title}; negative where it costs more. "
             f"Units: {_units(question)}.",
         ),
+        *([_part_table(question, rows)] if question.whole else []),
         _epsilon_table(question, rows),
     ]
     if evens:
@@ -189,27 +211,8 @@ def _tables(
                 note="What SPOF's Appendix G counts too often, or leaves out, corrected.",
             )
         )
-    tables.append(
-        ReportTable(
-            title="Crossovers",
-            columns=("mechanism", "processor", "noise", "along", "between", "near", "beyond it"),
-            rows=[
-                (
-                    titles[turn["mechanism"]],
-                    machines[turn["processor"]].title,
-                    turn["noise"],
-                    turn["along"],
-                    f"{point['from']} and {point['to']}",
-                    point["near"],
-                    "costs more" if point["cheaper_below"] else "costs less",
-                )
-                for turn in turns
-                for point in turn["points"] or ()
-            ],
-            note=f"Against {question.baseline.title}, searched up to n = {question.largest} and "
-            "l = n. What is not listed has no crossover there.",
-        )
-    )
+    if any(turn["points"] for turn in turns):
+        tables.append(_crossover_table(question, turns))
     tables.append(
         ReportTable(
             title="What the reduction owes to each price",
@@ -229,7 +232,9 @@ def _tables(
                     w["reduction_if_doubled"],
                 )
                 for w in weights
+                if len({w[f"reduction_if_{price}"] for price in ("free", "halved", "doubled")}) > 1
             ],
+            note="A price that is not listed changes nothing.",
         )
     )
     for fact in executions:
@@ -240,6 +245,61 @@ def _tables(
                 ReportTable(title=title, columns=table.columns, rows=table.rows, note=table.note)
             )
     return tables
+
+
+def _part_table(question: ComparisonSpec, rows: list[dict[str, Any]]) -> ReportTable:
+    """Build the table of a step's parts: norms for each sample, the rest for each parameter."""
+    titles = {system.name: system.title for system in question.systems}
+    return ReportTable(
+        title="Parts of a step, for each parameter",
+        columns=(
+            *("n", "l", "batch", "noise", "processor", "mechanism"),
+            f"{SAMPLES}, a sample",
+            *PARTS[1:],
+            "whole step",
+        ),
+        rows=[
+            (
+                *(row["n"], row["l"], row["batch"], row["noise"], row["machine"].title),
+                titles[cost["mechanism"]],
+                tidy(cost["parts"][SAMPLES] / row["batch"] / cost["parameters"]),
+                *(tidy(cost["parts"][part] / cost["parameters"]) for part in PARTS[1:]),
+                cost["per_parameter"],
+            )
+            for row in rows
+            for cost in row["costs"]
+        ],
+        note=f"{_units(question)}, divided by the number of parameters; {SAMPLES} by the batch "
+        "too. The others are paid once in a step.",
+    )
+
+
+def _crossover_table(question: ComparisonSpec, turns: list[dict[str, Any]]) -> ReportTable:
+    titles = {system.name: system.title for system in question.systems}
+    machines = {machine.name: machine for machine in question.machines}
+    return ReportTable(
+        title="Crossovers",
+        columns=("mechanism", "processor", "noise", "along", "between", "near", "beyond it"),
+        rows=[
+            (
+                titles[turn["mechanism"]],
+                machines[turn["processor"]].title,
+                turn["noise"],
+                turn["along"],
+                f"{point['from']} and {point['to']}",
+                point["near"],
+                "costs more" if point["cheaper_below"] else "costs less",
+            )
+            for turn in turns
+            for point in turn["points"]
+        ],
+        note=f"Against {question.baseline.title}, searched up to n = {question.largest} and l = n. "
+        f"What is not listed has no crossover there.{_tie_words(question)}",
+    )
+
+
+def _tie_words(question: ComparisonSpec) -> str:
+    return " A difference of a tile of draws for each tensor is a tie." if question.whole else ""
 
 
 def _units(question: ComparisonSpec) -> str:
@@ -262,13 +322,19 @@ def _epsilon_table(question: ComparisonSpec, rows: list[dict[str, Any]]) -> Repo
 
 
 def _notes(
-    question: ComparisonSpec, rows: list[dict[str, Any]], evidence: dict[str, str]
+    question: ComparisonSpec,
+    rows: list[dict[str, Any]],
+    turns: list[dict[str, Any]],
+    evidence: dict[str, str],
 ) -> list[str]:
     said = [f"{system.title}: {system.scope}; {system.reference}." for system in question.systems]
     each = ", ".join(f"{system.title} {evidence[system.name]}" for system in question.systems)
     said.append(f"Evidence of the counts, that of the weakest line: {each}.")
-    if len({system.scope for system in question.systems}) > 1:
-        said.append("The mechanisms are counted over different work; their reductions mean little.")
+    if not any(turn["points"] for turn in turns):
+        said.append(
+            f"No crossover against {question.baseline.title} up to n = {question.largest} and "
+            f"l = n.{_tie_words(question)}"
+        )
     for machine in question.machines:
         unpriced = {
             primitive: None

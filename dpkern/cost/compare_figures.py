@@ -8,7 +8,8 @@ from typing import Any
 from ..base.report import Figure, Mark, Series
 from . import break_even, processors
 from ._numbers import percent, tidy
-from .comparison import ComparisonSpec, turns_in_l
+from .comparison import ComparisonSpec
+from .crossing import turns_in_l
 from .processors import Processor
 from .sensitivity import reduction, sensitivities
 from .systems import CostModel
@@ -37,7 +38,8 @@ def figures(
 def _stacked(question: ComparisonSpec, rows: Sequence[dict[str, Any]]) -> list[Figure]:
     """Stack the operations of every mechanism and source, with its epsilon in the bar's name."""
     machine, (n, code) = question.machines[0], question.sizes[0]
-    shown = [r for r in rows if (r["machine"], r["n"], r["l"]) == (machine, n, code)]
+    place = (machine, n, code, question.batches[0])
+    shown = [r for r in rows if (r["machine"], r["n"], r["l"], r["batch"]) == place]
     bars = [(system, row) for row in shown for system in question.systems]
     titles = [f"{s.title}, {r['noise']}, {r['epsilons'][s.name].words}" for s, r in bars]
     done = [machine.operations(question.counts(s, n, code, r["noise"])) for s, r in bars]

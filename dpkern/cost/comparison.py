@@ -1,8 +1,8 @@
-"""Compute the numbers of a comparison: costs, reductions, crossovers, sensitivities."""
+"""Compute the numbers of a comparison: costs, reductions, sensitivities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -10,16 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from ..base import validate as check
-from ..base.counts import Counts
+from ..base.counts import Counts, Itemised
 from ..base.errors import InvalidInput
 from ..step.noise_tables.named import INLINE, SOURCES
 from . import processors
 from ._numbers import percent, tidy
 from .autoencoder import PRINTED, VARIANTS, CountOptions
 from .drawing import PRINTED_SOURCE
+from .equal_work import equal_work
+from .parts import by_part
 from .processors import Processor
-from .sensitivity import crossovers, reduction, sensitivities
-from .systems import SYSTEMS, CostModel, CountWay, check_layer, check_options, check_size
+from .sensitivity import reduction, sensitivities
+from .systems import (
+    SYSTEMS,
+    CostModel,
+    CountWay,
+    check_batch,
+    check_layer,
+    check_options,
+    check_size,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +43,7 @@ class ComparisonSpec:
         options: way of counting.
         sources: sources of the noise; tables and figures of one source show the first.
         layer: kind of layer at which whole steps are compared.
+        batches: samples of a step; tables and figures of one batch show the first.
     """
 
     systems: tuple[CostModel, ...]
@@ -41,6 +52,7 @@ class ComparisonSpec:
     options: CountOptions
     sources: tuple[str, ...]
     layer: str | None
+    batches: tuple[int, ...] = (1,)
 
     @property
     def baseline(self) -> CostModel:
@@ -63,13 +75,23 @@ class ComparisonSpec:
         """The way of counting with the first source."""
         return self.way(self.sources[0])
 
-    def way(self, source: str) -> CountWay:
-        """Return the way of counting with this source of noise."""
-        return CountWay(options=self.options, source=source, layer=self.layer)
+    @property
+    def whole(self) -> bool:
+        """Whether whole steps are compared, which have a batch and parts."""
+        return all(system.batched for system in self.systems)
+
+    def way(self, source: str, batch: int | None = None) -> CountWay:
+        """Return the way of counting with this source of noise, and batch."""
+        batch = self.batches[0] if batch is None else batch
+        return CountWay(options=self.options, source=source, layer=self.layer, batch=batch)
+
+    def items(self, system: CostModel, n: int, code: int, way: CountWay | None = None) -> Itemised:
+        """Count a system line by line, with the first source and batch unless a way is given."""
+        return _items(system, n, code, way or self.first)
 
     def counts(self, system: CostModel, n: int, code: int, source: str | None = None) -> Counts:
         """Count the operations of a system, with the first source unless one is named."""
-        return _counts(system, n, code, self.way(source or self.sources[0]))
+        return self.items(system, n, code, self.way(source or self.sources[0])).counts
 
     def price(
         self, system: CostModel, machine: Processor, n: int, code: int, source: str | None = None
@@ -83,8 +105,8 @@ _MOST_MAPS = 32
 
 
 @lru_cache(maxsize=4096)
-def _counts(system: CostModel, n: int, code: int, way: CountWay) -> Counts:
-    return system.form(n, code, way).counts
+def _items(system: CostModel, n: int, code: int, way: CountWay) -> Itemised:
+    return system.form(n, code, way)
 
 
 def asked(
@@ -94,6 +116,7 @@ def asked(
     options: CountOptions | None,
     noise: Sequence[str] | None = None,
     layer: str | None = None,
+    batches: Sequence[int] = (1,),
 ) -> ComparisonSpec:
     """Build the question from names and sizes.
 
@@ -103,7 +126,8 @@ def asked(
 
     Raises:
         InvalidInput: fewer than two mechanisms, nothing to compare them at, an unknown or repeated
-            name, options that change nothing, or a layer or source that a mechanism does not have.
+            name, options that change nothing, a layer, batch or source that a mechanism does not
+            have, or mechanisms of unequal work.
     """
     names = [check.choice(tuple(SYSTEMS), mechanisms=name) for name in mechanisms]
     if len(set(names)) < 2 or len(set(names)) != len(names):
@@ -113,7 +137,7 @@ def asked(
             got=", ".join(names) or "none",
             remedy="Name two, or report one with `dpkern cost count`.",
         )
-    for name, given in (("sizes", sizes), ("processors", processors_)):
+    for name, given in (("sizes", sizes), ("processors", processors_), ("batch", batches)):
         if not given:
             raise InvalidInput(
                 name, expected="at least one", got="none", remedy=f"Pass at least one of {name}."
@@ -139,7 +163,12 @@ def asked(
         options=options,
         sources=_sources(systems, noise),
         layer=_layer(systems, layer),
+        batches=tuple(dict.fromkeys(batches)),
     )
+    for batch in question.batches:
+        check_batch(systems, batch)
+    for n, code in question.sizes:
+        equal_work(systems, n, code, question.first)
     for source in question.sources:
         for system in systems:
             question.counts(system, *question.sizes[0], source)  # refuses what it does not have
@@ -171,14 +200,16 @@ def _layer(systems: Sequence[CostModel], layer: str | None) -> str | None:
 
 
 def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
-    """Return one entry per size, noise source and processor."""
+    """Return one entry per size, batch, noise source and processor."""
     rows = []
-    for (n, code), source in product(question.sizes, question.sources):
-        counts = {s.name: question.counts(s, n, code, source) for s in question.systems}
-        way = question.way(source)
+    for (n, code), batch, source in product(question.sizes, question.batches, question.sources):
+        way = question.way(source, batch)
+        items = {s.name: question.items(s, n, code, way) for s in question.systems}
+        counts = {name: itemised.counts for name, itemised in items.items()}
         epsilons = {s.name: s.epsilon(n, code, way) for s in question.systems}
+        parameters = equal_work(question.systems, n, code, way).parameters
         for machine in question.machines:
-            place = {"processor": machine.name, "n": n, "l": code, "noise": source}
+            place = {"processor": machine.name, "n": n, "l": code, "batch": batch, "noise": source}
             prices = {name: machine.price(c) for name, c in counts.items()}
             base = prices[question.baseline.name]
             rows.append(
@@ -192,6 +223,10 @@ def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
                             **place,
                             "cost": tidy(prices[name]),
                             "unit": machine.unit,
+                            "parameters": parameters,
+                            "per_sample": tidy(prices[name] / batch),
+                            "per_parameter": tidy(prices[name] / parameters),
+                            "parts": _parts(items[name], machine) if question.whole else {},
                             "counts": dict(c),
                             "operations": machine.operations(c),
                             "unpriced": machine.unpriced(c),
@@ -213,77 +248,11 @@ def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
     return rows
 
 
-def turns(question: ComparisonSpec) -> list[dict[str, Any]]:
-    """Find crossovers in n, with a code of half the features, and in l at every requested n."""
-    return [
-        fact
-        for machine in question.machines
-        for system in question.others
-        for source in question.sources
-        for fact in (
-            turns_in_n(question, machine, system, source),
-            *(turns_in_l(question, machine, system, n, source) for n in dict(question.sizes)),
-        )
-    ]
+def _parts(items: Itemised, machine: Processor) -> dict[str, int | float]:
+    return {part: tidy(machine.price(counts)) for part, counts in by_part(items).items()}
 
 
-def turns_in_n(
-    question: ComparisonSpec, machine: Processor, system: CostModel, source: str
-) -> dict[str, Any]:
-    """Find crossovers of one mechanism and the baseline in n = 2 l."""
-    axis = {"noise": source, "along": "n, l = n/2", "up_to": question.largest}
-    last = question.largest // 2
-    return _turns(question, machine, system, lambda code: (2 * code, code), last, 2, axis)
-
-
-def turns_in_l(
-    question: ComparisonSpec, machine: Processor, system: CostModel, n: int, source: str
-) -> dict[str, Any]:
-    """Find crossovers of one mechanism and the baseline in l, at n features."""
-    axis = {"noise": source, "along": f"l, n = {n}", "up_to": n}
-    return _turns(question, machine, system, lambda code: (n, code), n, 1, axis)
-
-
-def _turns(
-    question: ComparisonSpec,
-    machine: Processor,
-    system: CostModel,
-    size: Callable[[int], tuple[int, int]],
-    largest: int,
-    step: int,
-    axis: dict[str, Any],
-) -> dict[str, Any]:
-    """Find crossovers along ``size(1)`` to ``size(largest)``, ``step`` apart on the axis."""
-
-    def price(code: int, of: CostModel = system) -> float:
-        return question.price(of, machine, *size(code), axis["noise"])
-
-    found = crossovers(_grid(largest), lambda code: price(code) - price(code, question.baseline))
-    return {
-        **_pair(question, machine, system),
-        **axis,
-        "points": [
-            {
-                "from": c.low * step,
-                "to": c.high * step,
-                "near": round(c.near * step, 2),
-                "cost": tidy(price(c.low) + (c.near - c.low) * (price(c.high) - price(c.low))),
-                "cheaper_below": c.cheaper_below,
-            }
-            for c in found
-        ],
-    }
-
-
-def _grid(largest: int) -> list[int]:
-    """Return 1 to ``largest``, each at most a quarter more than the one before."""
-    grid = [1]
-    while grid[-1] < largest:
-        grid.append(min(largest, grid[-1] + max(1, grid[-1] // 4)))
-    return grid
-
-
-def _pair(question: ComparisonSpec, machine: Processor, system: CostModel) -> dict[str, str]:
+def pair_fact(question: ComparisonSpec, machine: Processor, system: CostModel) -> dict[str, str]:
     return {
         "mechanism": system.name,
         "baseline": question.baseline.name,
@@ -297,7 +266,7 @@ def weights(question: ComparisonSpec) -> list[dict[str, Any]]:
     base = question.counts(question.baseline, n, code)
     return [
         {
-            **_pair(question, machine, system),
+            **pair_fact(question, machine, system),
             "n": n,
             "l": code,
             "operation": s.operation,
@@ -366,10 +335,9 @@ __all__ = [
     "ComparisonSpec",
     "asked",
     "corrections",
+    "pair_fact",
     "processor_fact",
     "rows",
     "system_fact",
-    "turns",
-    "turns_in_l",
     "weights",
 ]

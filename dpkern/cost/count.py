@@ -14,7 +14,7 @@ from ..base.counts import EXECUTED, FORMULA, WALK, Item, Itemised
 from ..base.report import Figure, Report, ReportTable, Series
 from ..step.noise_tables.named import SOURCES
 from . import processors, trace
-from ._numbers import listed, percent, tidy
+from ._numbers import listed, percent, tidy, worded
 from .autoencoder import PRINTED, CountOptions
 from .processors import Processor
 from .systems import SYSTEMS, CostModel, CountWay, check_layer, check_options, check_size
@@ -174,7 +174,7 @@ def notes(machine: Processor, unpriced: Iterable[str]) -> list[str]:
 def _summary(
     system: CostModel, machine: Processor, total: float, execution: dict[str, Any] | None
 ) -> str:
-    said = f"{system.title}: {tidy(total):,} {machine.unit} on {machine.title}, {system.scope}."
+    said = f"{system.title}: {worded(total)} {machine.unit} on {machine.title}, {system.scope}."
     if execution is None:
         return said
     verdict = "agrees with" if execution["agrees"] else "DIFFERS from"

@@ -3,7 +3,8 @@
 A file is TOML. ``[costs]`` gives units per instruction, ``[per_clock]`` instructions per clock (the
 cost is one over it), ``lanes`` the numbers that one instruction works on, and ``[made_of.X]`` the
 priced operations that a primitive consists of, such as a square root of seven Newton steps. A
-primitive in none of them has no price; ``[missing]`` says why. The other keys are the fields of
+primitive in none of them has no price; ``[missing]`` says why. ``[sets.X]`` gives the prices of
+another instruction set: ``zen4:avx2`` is Zen 4 without AVX-512. The other keys are the fields of
 ``Processor``. The files that ship are in ``machines/``.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -22,8 +23,15 @@ from ..base.errors import InvalidInput
 
 _MACHINES = files(__package__) / "machines"
 _TEXTS = ("name", "title", "kind", "unit", "note")
-_TABLES = ("costs", "per_clock", "made_of", "missing", "machine")
-_FIGURES = ("clock_ghz", "cores", "bandwidth_gb_s", "peak_gflops")
+_TABLES = ("costs", "per_clock", "made_of", "missing", "machine", "pipes", "sets")
+_OF_A_SET = ("costs", "per_clock", "made_of", "pipes", "lanes", "issue")
+_FIGURES = (
+    *("clock_ghz", "cores", "bandwidth_gb_s", "core_bandwidth_gb_s", "memory_gb", "launch_us"),
+    *("peak_gflops", "peak_tf32_gflops", "peak_bf16_gflops", "product_share", "bandwidth_share"),
+    *("l2_kb", "l2_bytes_per_clock", "l3_kb", "l3_bytes_per_clock"),
+    *("l2_cores", "l3_cores", "cache_share", "process_nm"),
+    *("own_product_share", "convolution_share", "call_us", "own_call_us"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +48,14 @@ class Processor:
         made_of: primitive -> how many of which priced operations.
         missing: primitive -> why it has no price.
         note: note that a reader of a price needs.
-        machine: those of ``clock_ghz``, ``cores`` (or multiprocessors), ``bandwidth_gb_s`` and
-            ``peak_gflops`` that a source gives.
+        machine: figures that a source gives. ``clock_ghz``; ``cores`` (or multiprocessors);
+            ``bandwidth_gb_s`` of the memory, and ``core_bandwidth_gb_s`` of it that one core
+            draws; ``peak_gflops`` of products, float32 and others; the shares of peak and
+            bandwidth that kernels reach; ``l2_kb`` and ``l3_kb`` of a core (or of all
+            multiprocessors), with bytes per clock of each; ``launch_us`` of a kernel or call.
         machine_source: source of ``machine``.
+        pipes: operations that share an execution unit, by its name. Others have one of their own.
+        issue: instructions that start in a clock, times the lanes. None sets no bound.
     """
 
     name: str
@@ -56,6 +69,8 @@ class Processor:
     note: str = ""
     machine: Mapping[str, float] = field(default_factory=dict)
     machine_source: str = ""
+    pipes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    issue: float | None = None
 
     def operations(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return ``counts`` in the operations that have a price, in the file's order."""
@@ -68,6 +83,20 @@ class Processor:
     def price(self, counts: Mapping[str, int]) -> float:
         """Return what ``counts`` cost, in ``unit``; primitives without a price are left out."""
         return sum(self.costs[o] * times for o, times in self.operations(counts).items())
+
+    def clocks(self, counts: Mapping[str, int]) -> float:
+        """Return the clocks of one core that ``counts`` take at least, all units at work.
+
+        The busiest execution unit decides, or the number of instructions that start in a clock.
+        """
+        done = self.operations(counts)
+        shared = {o: pipe for pipe, members in self.pipes.items() for o in members}
+        busy: dict[str, float] = {}
+        for operation, times in done.items():
+            pipe = shared.get(operation, operation)
+            busy[pipe] = busy.get(pipe, 0.0) + self.costs[operation] * times
+        started = sum(done.values()) / self.issue if self.issue else 0.0
+        return max([started, *busy.values()])
 
     def unpriced(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return the part of ``counts`` that ``price`` leaves out."""
@@ -94,8 +123,11 @@ def load(source: str | Path | Processor) -> Processor:
     """
     if isinstance(source, Processor):
         return source
-    if isinstance(source, str) and source in available():
-        return parse((_MACHINES / f"{source}.toml").read_text(), where=f"{source}.toml")
+    if isinstance(source, str):
+        name, _, chosen = source.partition(":")
+        if name in available():
+            text = (_MACHINES / f"{name}.toml").read_text()
+            return parse(text, where=f"{name}.toml", instructions=chosen)
     path = Path(source)
     if not path.is_file():
         raise InvalidInput(
@@ -111,8 +143,12 @@ def load(source: str | Path | Processor) -> Processor:
     return parse(text, where=str(path))
 
 
-def parse(text: str, *, where: str) -> Processor:
-    """Parse a processor from the text of its file; ``where`` names the file in errors."""
+def parse(text: str, *, where: str, instructions: str = "") -> Processor:
+    """Parse a processor from the text of its file; ``where`` names the file in errors.
+
+    Args:
+        instructions: name of a table ``[sets.X]``, whose prices replace those of the file.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -120,7 +156,9 @@ def parse(text: str, *, where: str) -> Processor:
     for name in _TABLES:
         if not isinstance(data.get(name, {}), dict):
             raise _wrong(f"{where}: {name}", "a table", data[name])
-    keys = (*_TEXTS, "sources", "lanes", *_TABLES)
+    if instructions:
+        data = _with_set(data, instructions, where)
+    keys = (*_TEXTS, "sources", "lanes", "issue", *_TABLES)
     unknown = data.keys() - set(keys)
     if unknown:
         raise _wrong(where, f"the keys {', '.join(keys)}", min(unknown))
@@ -145,6 +183,11 @@ def parse(text: str, *, where: str) -> Processor:
     for name, value in machine.items():
         if name not in _FIGURES or not _is_cost(value) or not _is_text(machine_source):
             raise _wrong(f"{where}: machine.{name}", f"{', '.join(_FIGURES)}, a source", value)
+        most = 1 if name.endswith("_share") else math.inf
+        if not name.endswith("_us") and not 0 < value <= most:
+            raise _wrong(f"{where}: machine.{name}", "a number > 0, a share <= 1", value)
+        if name == "cores" and value != int(value):
+            raise _wrong(f"{where}: machine.{name}", "a whole number", value)
     return Processor(
         name=data["name"],
         title=data["title"],
@@ -157,7 +200,44 @@ def parse(text: str, *, where: str) -> Processor:
         note=data.get("note", ""),
         machine=machine,
         machine_source=machine_source,
+        pipes=_pipes(data, costs, where),
+        issue=_issue(data, where),
     )
+
+
+def _with_set(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return the file's data with the prices of an instruction set."""
+    sets = data.get("sets", {})
+    chosen = sets.get(name)
+    if not isinstance(chosen, dict) or chosen.keys() - set(_OF_A_SET):
+        known = ", ".join(sets) or "none"
+        raise _wrong(f"{where}: sets.{name}", f"one of {known}, of {', '.join(_OF_A_SET)}", name)
+    rest = {key: value for key, value in data.items() if key not in _OF_A_SET}
+    named = {"name": f"{data.get('name')}:{name}", "title": f"{data.get('title')}, {name}"}
+    return {**rest, **chosen, **named}
+
+
+def _pipes(
+    data: Mapping[str, Any], costs: Mapping[str, float], where: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the execution units; each operation belongs to one at most."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pipe, members in data.get("pipes", {}).items():
+        before = {o for others in found.values() for o in others}
+        fits = isinstance(members, list) and all(o in costs and o not in before for o in members)
+        if not fits:
+            raise _wrong(f"{where}: pipes.{pipe}", "priced operations of one unit each", members)
+        found[pipe] = tuple(members)
+    return found
+
+
+def _issue(data: Mapping[str, Any], where: str) -> float | None:
+    issue = data.get("issue")
+    if issue is None:
+        return None
+    if not _is_cost(issue) or issue == 0:
+        raise _wrong(f"{where}: issue", "a finite number > 0", issue)
+    return float(issue * data.get("lanes", 1))
 
 
 def _costs(data: Mapping[str, Any], where: str) -> dict[str, float]:
@@ -207,7 +287,7 @@ def _check_names(
     """Refuse a price that nothing uses, which is a misspelt primitive, and a contradiction."""
     used = {operation for parts in made_of.values() for operation in parts}
     for operation in costs:
-        if operation not in PRIMITIVES and operation not in used:
+        if operation not in (*PRIMITIVES, "LOOKUP") and operation not in used:
             raise _wrong(f"{where}: {operation}", f"one of {', '.join(PRIMITIVES)}", operation)
     for primitive in missing:
         if primitive in costs or primitive in made_of:

@@ -82,15 +82,19 @@ def sensitivities(
     return found
 
 
-def crossovers(grid: Sequence[int], difference: Callable[[int], float]) -> list[Crossover]:
+def crossovers(
+    grid: Sequence[int], difference: Callable[[int], float], *, tie: float = 0.0
+) -> list[Crossover]:
     """Find where ``difference`` changes its sign between the first and last of ``grid``.
+
+    Differences up to ``tie`` decide nothing: their sizes are left out of the grid.
 
     Each change between neighbours of ``grid``, which ascends, is narrowed to neighbouring integers
     by bisection; two changes between the same neighbours are not seen.
     """
     known = [(size, difference(size)) for size in grid]
     found = []
-    for (low, before), (high, after) in pairwise([point for point in known if point[1]]):
+    for (low, before), (high, after) in pairwise([point for point in known if abs(point[1]) > tie]):
         if (before < 0) == (after < 0):
             continue
         while high - low > 1:

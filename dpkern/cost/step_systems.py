@@ -1,7 +1,7 @@
 """Private steps by name, on one layer of n features and l outputs, for counting and comparing.
 
-A step has one sample, float32 parameters ``W``, ``b [l]``, ``c [n]``, plain SGD, and every bound
-exceeded. The layer is that of ``ExampleLayer``:
+A step has one sample unless a batch is given, float32 parameters ``W``, ``b [l]``, ``c [n]``,
+plain SGD, and every bound exceeded. The layer is that of ``ExampleLayer``:
 
     dense       ``W [l, n]`` of an autoencoder with tied weights, given as a per-sample gradient
     circulant   the block-circulant ``W`` of the same outer sizes, given likewise
@@ -13,6 +13,7 @@ Mechanisms are compared at one layer. In a convolution all sums are floating-poi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,9 @@ from . import steps
 SCOPE = "one whole private step of one sample: norms, clipped sum, maps, noise, update, learning"
 
 RULE = update.SGD(lr=0.1)
+
+LARGEST_MAP = 512
+"""The largest map of a convolution: plans of the frequency domain list its n x n bins."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,20 @@ class StepForm:
         return layer
 
     def __call__(
-        self, n: int, code: int, source: str = INLINE, layer: str | None = None
+        self,
+        n: int,
+        code: int,
+        source: str = INLINE,
+        layer: str | None = None,
+        batch: int = 1,
     ) -> Itemised:
-        """Count one step with noise of this source, at this kind of layer.
+        """Count one step of ``batch`` samples with noise of this source, at this kind of layer.
 
         Raises:
             InvalidInput: a layer or source that the mechanism's steps do not have.
         """
+        if self.layer(layer) == "conv":
+            self._check_map(n)
         mechanism = self.make(n, code, layer)
         if isinstance(mechanism, LabelMechanism):
             self._refuse_others(source, layer)
@@ -98,11 +109,27 @@ class StepForm:
         if self.layer(layer) == "conv":
             self._check_conv(mechanism.plan([site.shape for site in sites]))
             how |= {"samples": "operands", "sites": sites}
-        return steps.form(mechanism, [site.shape for site in sites], 1, **how)
+        return steps.form(mechanism, [site.shape for site in sites], batch, **how)
 
     def sites(self, n: int, code: int, layer: str | None = None) -> tuple[Site, ...]:
         """Return the geometry of the parameters that the mechanism trains."""
         return ExampleLayer(n, code, self.layer(layer)).sites
+
+    def work(self, n: int, code: int, layer: str | None = None) -> tuple[str, int]:
+        """Return the kind of layer that a step trains, and how many parameters it has."""
+        if issubclass(self.kind, LabelMechanism):
+            return "label", 0
+        sizes = (math.prod(site.shape) for site in self.sites(n, code, layer))
+        return self.layer(layer), sum(sizes)
+
+    def _check_map(self, n: int) -> None:
+        if n > LARGEST_MAP:
+            raise InvalidInput(
+                "n",
+                expected=f"<= {LARGEST_MAP} at a convolution, whose map has n x n positions",
+                got=n,
+                remedy="Pass a smaller -n, or --layer dense or circulant.",
+            )
 
     def _check_conv(self, plan: Plan) -> None:
         """Refuse norms of a convolution that no form counts."""

@@ -30,11 +30,13 @@ class CountWay:
             one that the system presumes.
         layer: kind of layer of a whole step, one of ``examples.LAYERS``. None takes the
             mechanism's own.
+        batch: samples of a whole step; Appendix G counts one record.
     """
 
     options: CountOptions = PRINTED
     source: str | None = None
     layer: str | None = None
+    batch: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,10 @@ class CostModel:
         reference: origin of the form.
         form: (n, code, way) -> itemised operations.
         epsilon: (n, code, way) -> epsilon of the work that is counted.
+        work: (n, code, layer) -> kind of layer and number of its parameters.
         presumed: the noise source that it is counted with unless one is named.
         traced: whether ``trace.op_trace`` executes it.
+        batched: whether a step of it takes several samples.
         spectral: whether it works in the frequency domain of a layer.
         largest: features up to which crossovers are searched.
     """
@@ -60,8 +64,10 @@ class CostModel:
     reference: str
     form: Callable[[int, int, CountWay], Itemised]
     epsilon: Callable[[int, int, CountWay], EpsilonFact]
+    work: Callable[[int, int, str | None], tuple[str, int]]
     presumed: str = INLINE
     traced: bool = False
+    batched: bool = False
     spectral: bool = False
     largest: int = 4096
 
@@ -85,6 +91,7 @@ def _appendix(name: str, title: str, reference: str, mechanism: ObjectivePerturb
         reference=reference,
         form=form,
         epsilon=epsilon,
+        work=lambda n, code, _: ("tied autoencoder", n * code),
         presumed=PRINTED_SOURCE,
         traced=True,
     )
@@ -105,7 +112,7 @@ _APPENDIX = (
 
 def _step(name: str, step: step_systems.StepForm) -> CostModel:
     def form(n: int, code: int, way: CountWay) -> Itemised:
-        return step(n, code, way.source or INLINE, way.layer)
+        return step(n, code, way.source or INLINE, way.layer, way.batch)
 
     def epsilon(n: int, code: int, way: CountWay) -> EpsilonFact:
         mechanism = step.make(n, code, way.layer)
@@ -121,6 +128,8 @@ def _step(name: str, step: step_systems.StepForm) -> CostModel:
         reference=step.source,
         form=form,
         epsilon=epsilon,
+        work=step.work,
+        batched=not issubclass(step.kind, LabelMechanism),
         spectral=step.spectral,
         largest=128,  # plans of spectral mechanisms hold matrices of that size
     )
@@ -149,6 +158,24 @@ def check_options(systems: Sequence[CostModel], options: CountOptions) -> None:
             got=", ".join(system.name for system in systems),
             remedy="Leave --mode and --set out: whole steps are counted as they run.",
         )
+
+
+def check_batch(systems: Sequence[CostModel], batch: int) -> None:
+    """Refuse batches that the steps of a system do not have.
+
+    Raises:
+        InvalidInput: less than one sample, or several with a record of Appendix G or with labels.
+    """
+    check.integer(1, batch=batch)
+    for system in systems:
+        if batch > 1 and not system.batched:
+            raise InvalidInput(
+                "batch",
+                expected=f"1 with {system.title}",
+                got=batch,
+                remedy="Leave --batch out, for its count is that of one record or response, or "
+                "name mechanisms of whole steps: --mechanisms dpsgd,adaclip --batch 1,64.",
+            )
 
 
 def check_layer(systems: Sequence[CostModel], layer: str | None) -> None:
@@ -181,6 +208,7 @@ __all__ = [
     "SYSTEMS",
     "CostModel",
     "CountWay",
+    "check_batch",
     "check_layer",
     "check_options",
     "check_size",

@@ -13,12 +13,13 @@ Source: AdLM, algorithm 1, lines 20-30.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..base.collapse import OutputSpread, of_scores
 from ..base.errors import InvalidInput
 from ..base.rng import Key, Purpose
 from ..base.validate import integer, probability
@@ -165,19 +166,27 @@ class AdlmTraining:
 
         The draw of ``shared_per_feature`` and the bias' belong to the network that was trained.
         """
-        offsets = [each.offset for each in self.released]
         right = torch.zeros(len(self.released))
-        with torch.no_grad():
-            for begin in range(0, len(self._test), self.batch):
-                x = self._test[begin : begin + self.batch].expand(len(offsets), -1, -1)
-                if offsets[0] is not None:
-                    x = x + torch.stack([o for o in offsets if o is not None])[:, None]
-                found = self.stack.scores(
-                    x.contiguous(), training=False, ranges=self.schedule.ranges
-                )
-                truth = self.data.y_test[begin : begin + self.batch]
-                right += (found.argmax(2) == truth).sum(1)
+        for begin, found in self._scores():
+            truth = self.data.y_test[begin : begin + self.batch]
+            right += (found.argmax(2) == truth).sum(1)
         return 100 * right / len(self._test)
+
+    def spread(self) -> list[OutputSpread]:
+        """Return how far each run's outputs differ between held-out records."""
+        scores = torch.cat([found for _, found in self._scores()], 1)
+        return [of_scores(each) for each in scores]
+
+    @torch.no_grad()
+    def _scores(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first record and the scores ``[R, |L|, classes]`` of held-out batches."""
+        offsets = [each.offset for each in self.released]
+        for begin in range(0, len(self._test), self.batch):
+            x = self._test[begin : begin + self.batch].expand(len(offsets), -1, -1)
+            if offsets[0] is not None:
+                x = x + torch.stack([o for o in offsets if o is not None])[:, None]
+            scores = self.stack.scores(x.contiguous(), training=False, ranges=self.schedule.ranges)
+            yield begin, scores
 
     def outcome(self) -> AdlmOutcome:
         """Return what has been measured so far."""

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..base.errors import InvalidInput, PrivacyError
-from ..base.validate import choice, integer, that
+from ..base.validate import choice, integer, tensor, that
 
 MAPS = ("affine", "centred", "random", "scattering")
 
@@ -69,6 +69,17 @@ class FeatureMap:
     window: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.row_shape, tuple | list | torch.Size) or not self.row_shape:
+            raise InvalidInput(
+                "row_shape",
+                expected="sizes of a row, such as (28, 28)",
+                got=self.row_shape,
+                remedy="Pass tuple(x.shape[1:]).",
+            )
+        for extent in self.row_shape:
+            integer(1, row_shape=extent)
+        # A list would not equal the shape of any tensor.
+        object.__setattr__(self, "row_shape", tuple(map(int, self.row_shape)))
         image = len(self.row_shape) in (2, 3)
         side = min(self.row_shape[-2:]) if image else 0
         choice((None, *MAPS), map=self.map)
@@ -133,6 +144,7 @@ class FeatureMap:
 
         Args and errors are those of a call.
         """
+        tensor(x=x)
         if tuple(x.shape[1:]) != self.row_shape:
             raise InvalidInput(
                 "x",
@@ -140,6 +152,8 @@ class FeatureMap:
                 got=str(list(x.shape[1:])),
                 remedy="Pass rows like those that the map was made for.",
             )
+        if not len(x):
+            return torch.zeros(0, self.length, dtype=torch.int64)
         if not bool(((x >= 0) & (x <= 1)).all()):
             raise InvalidInput(
                 "x",
@@ -148,8 +162,7 @@ class FeatureMap:
                 remedy="Divide by a public constant (--feature-scale), or give --ranges.",
             )
         rows = max(1, _AT_ONCE // max(1, self.length, 8 * self._columns))
-        parts = [self._raw(part) for part in torch.split(x, rows)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.length, dtype=torch.int64)
+        return torch.cat([self._raw(part) for part in torch.split(x, rows)])
 
     def _raw(self, x: Tensor) -> Tensor:
         if self.map == "scattering":
@@ -234,8 +247,10 @@ def to_radius(features: Tensor, radius: int) -> Tensor:
         radius: R >= 1.
 
     Raises:
+        InvalidInput: a radius below 1.
         PrivacyError: a norm above the radius, which cannot happen: the last line of defence.
     """
+    integer(1, radius=radius)
     norms = features.square().sum(1, keepdim=True).double().sqrt_().clamp_min_(1.0)
     # Rounding adds 1/12 to each square on average; down by 2^-40 for the rounding of the quotient.
     room = math.sqrt(max(radius**2 - features.shape[1] / 12, radius**2 / 4))

@@ -132,7 +132,7 @@ def contributions(mechanism: ObjectiveRelease, features: Tensor, labels: Tensor)
             "features",
             expected=f"fewer than {_EXACT // mechanism.reach} records",
             got=str(len(features)),
-            remedy="Raise the noise: sums of more records are not exact.",
+            remedy="Lower epsilon, or give fewer records: sums of more are not exact.",
         )
     second = torch.zeros(d, d, dtype=torch.float64)
     for part in torch.split(features, max(1, _AT_ONCE // d)):

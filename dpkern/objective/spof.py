@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..base.collapse import OutputSpread, of_outputs
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Key
 from ..base.threads import limited
@@ -272,6 +273,12 @@ class SpofTraining:
             seconds_per_epoch=self.seconds / epochs if epochs else 0.0,
             visits=self.visits,
         )
+
+    def spread(self) -> list[OutputSpread]:
+        """Return how far each run's outputs differ between the held-out records of a user."""
+        pieces = [torch.sigmoid(z) for z, _ in self._test_logits()]
+        outputs = torch.cat(pieces, 2).transpose(1, 2)
+        return [of_outputs(run) for run in outputs]
 
     def _test_logits(self) -> list[tuple[Tensor, Tensor]]:
         """Return logits ``[R, m, K', n]`` and clean records ``[1, m, K', n]``, in pieces."""

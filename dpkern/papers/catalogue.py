@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..base.errors import InvalidInput
-from . import claims, comparison, objective_release, spectral
+from . import claims, comparison, data_roots, objective_release, spectral, spectral_released
+from .adlm import columns as adlm_columns
 from .adlm import items as adlm
+from .adlm import readings as adlm_readings
 from .adlm import relevance as adlm_relevance
 from .adlm import training as adlm_runs
 from .directional import items as directional
+from .directional import settings as directional_settings
 from .directional import training as directional_runs
+from .gredp import diagrams as gredp_diagrams
 from .gredp import items as gredp
 from .gredp import training as gredp_runs
+from .gredp import transfer
 from .pnsgd import items as pnsgd
 from .pnsgd import local as ldp
+from .pnsgd import plot as pnsgd_plot
 from .result import Result
 from .runner import ItemRequest
 from .spof import environment as spof_environment
@@ -31,6 +37,8 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig3": adlm_relevance.fig3,
         "fig4": adlm_runs.fig4,
         "fig5": adlm_runs.fig5,
+        "readings": adlm_readings.readings,
+        "released": adlm_columns.columns,
         "sensitivity": adlm.sensitivity,
         "lemma7": adlm.lemma7,
     },
@@ -42,6 +50,7 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig2": directional.fig2,
         "sampling": directional.sampling,
         "kappa": directional.worst_direction,
+        "table1": directional_settings.table1,
         "table2": directional_runs.table2,
         "fig3": directional_runs.fig3,
         "fig4": directional_runs.fig4,
@@ -49,9 +58,12 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig6": directional_runs.fig6,
     },
     "gredp": {
+        "fig1": gredp_diagrams.fig1,
+        "fig2": gredp_diagrams.fig2,
+        "models": gredp_diagrams.networks,
         "table1": gredp_runs.table1,
         "by-eps": gredp_runs.by_epsilon,
-        "table7": gredp_runs.table7,
+        "table7": transfer.table7,
         "table8": gredp_runs.table8,
         "fig3": gredp_runs.fig3,
         "fig4": gredp_runs.fig4,
@@ -70,11 +82,13 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "rules": pnsgd.rules,
         "bound": pnsgd.bound,
         "experiment": pnsgd.experiment,
+        "plot": pnsgd_plot.plot,
     },
     "spectral": {
         "keep": spectral.keep,
         "quirks": spectral.quirks,
         "whitened": spectral.whitened,
+        "released": spectral_released.released,
     },
     "spof": {
         "fig1": spof.fig1,
@@ -94,19 +108,58 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 """Items by name; a paper whose only item is "" is one table."""
 
 ALL = "all"
+NEEDS_WEIGHTS = frozenset({("gredp", "table7")})
+"""Items that need a file of the user's, and so are no part of ``all``."""
 _TRAINED = {("gredp", item) for item in ("table1", "by-eps", "table8", "fig3", "fig4", "fig5")}
-_FIXED = {"lr": {("gredp", "fig5")}, "batch_size": {("gredp", "fig4")}}
+_IMAGE_RUNS = {
+    *_TRAINED,
+    *NEEDS_WEIGHTS,
+    *(("adlm", item) for item in ("fig4", "fig5", "readings", "released")),
+    *(("directional", item) for item in ("table2", "fig3", "fig4", "fig5", "fig6")),
+    ("spectral", "released"),
+}
+_SPOF = {("spof", item) for item in ("fig2", "fig3", "comparison", "rates")}
+_FIXED = {
+    "lr": {("gredp", "fig5")},
+    "batch_size": {("gredp", "fig4"), ("directional", "fig5")},
+}
 """Figures that are about this very number."""
 
 SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
-    "rows": frozenset({("spof", ""), *_TRAINED}),
-    "epochs": frozenset({("spof", ""), ("adlm", "fig4"), ("adlm", "fig5"), *_TRAINED}),
-    "lr": frozenset(_TRAINED - _FIXED["lr"]),
-    "batch_size": frozenset(_TRAINED - _FIXED["batch_size"]),
+    "rows": frozenset({*_SPOF, *_IMAGE_RUNS}),
+    "epochs": frozenset({*_SPOF, *_IMAGE_RUNS}),
+    **{name: frozenset(_SPOF) for name in ("columns", "user_column", "bounds")},
+    "weights": NEEDS_WEIGHTS,
+    "train_last": NEEDS_WEIGHTS,
+    "lr": frozenset(_IMAGE_RUNS - _FIXED["lr"]),
+    "batch_size": frozenset(_IMAGE_RUNS - _FIXED["batch_size"]),
+    "device": frozenset(
+        {*(pair for pair in _IMAGE_RUNS if pair[0] != "adlm"), ("spectral", "whitened")}
+    ),
 }
-"""Papers and items whose runs take another number; "" is every item."""
-UNAVAILABLE = frozenset({("gredp", "table7")})
-"""Items that are always refused, and so are no part of ``all``."""
+"""Papers and items whose runs take another number."""
+ANY_DATA = frozenset({"any"})
+_ADLM_MNIST = ("fig1", "fig3", "fig4", "readings", "released")
+_IMAGES = frozenset({"mnist", "cifar10", "svhn"})
+DATA: Mapping[tuple[str, str], frozenset[str]] = {
+    **{pair: frozenset({"mnist", "cifar10"}) for pair in _TRAINED},
+    **{("directional", item): _IMAGES for item in ("fig3", "fig4", "fig5")},
+    ("gredp", "table7"): frozenset({"cifar10"}),
+    ("directional", "table2"): frozenset({"mnist"}),
+    ("directional", "fig6"): frozenset({"mnist", "svhn"}),
+    **{("adlm", item): frozenset({"mnist"}) for item in _ADLM_MNIST},
+    ("adlm", "fig5"): frozenset({"cifar10"}),
+    **{
+        ("spof", item): frozenset({"fitbit"})
+        for item in ("fig2", "fig3", "comparison", "rates", "released")
+    },
+    ("comparison", ""): ANY_DATA,
+    ("ldp", "labels"): ANY_DATA,
+    ("objective-release", ""): ANY_DATA,
+    ("spectral", "whitened"): ANY_DATA,
+    ("spectral", "released"): frozenset({"mnist"}),
+}
+"""Data sets that ``--data`` may give to an item; the others are computed without data."""
 
 
 def names(paper: str, item: str | None) -> tuple[str, ...]:
@@ -116,13 +169,37 @@ def names(paper: str, item: str | None) -> tuple[str, ...]:
         InvalidInput: an unknown paper or item.
     """
     if item == ALL and "" not in _items(paper):
-        return tuple(name for name in _items(paper) if (paper, name) not in UNAVAILABLE)
+        return tuple(name for name in _items(paper) if (paper, name) not in NEEDS_WEIGHTS)
     return (_known(paper, item),)
 
 
+def has_items(paper: str) -> bool:
+    """Whether a paper has items; one without is a single table.
+
+    Raises:
+        InvalidInput: an unknown paper.
+    """
+    return "" not in _items(paper)
+
+
 def takes(paper: str, item: str | None, option: str) -> bool:
-    """Whether runs of this item take another number of ``rows`` or ``epochs``."""
-    return not {(paper, ""), (paper, item or "")}.isdisjoint(SIZED[option])
+    """Whether runs of this item take another size, one of ``SIZED``."""
+    return (paper, item or "") in SIZED[option]
+
+
+def data_of(paper: str, item: str | None, data: str | None) -> str | None:
+    """Return the part of ``--data`` that the item uses; None where it uses nothing of it.
+
+    Raises:
+        InvalidInput: a text that names no data set as it should.
+    """
+    kinds, roots = DATA.get((paper, item or "")), data_roots.read(data)
+    if kinds is None or data is None:
+        return None
+    if roots is None:
+        return data
+    used = [f"{kind}={root}" for kind, root in roots.items() if kind in kinds]
+    return ",".join(used) or None
 
 
 def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
@@ -131,6 +208,23 @@ def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
     Raises:
         InvalidInput: an unknown paper or item, or data or a size that the item cannot take.
     """
+    known = _known(paper, item)
+    if request.data is not None and data_of(paper, known, request.data) is None:
+        kinds = DATA.get((paper, known))
+        raise InvalidInput(
+            "data",
+            expected="none: this item is computed without data"
+            if kinds is None
+            else "one folder, file or name: this item takes any data"
+            if kinds == ANY_DATA
+            else f"a folder of {', '.join(sorted(kinds))}",
+            got=request.data,
+            remedy="Leave --data out."
+            if kinds is None
+            else "Leave the name and = out."
+            if kinds == ANY_DATA
+            else f"Example: --data {min(kinds)}=FOLDER",
+        )
     for name in SIZED:
         if getattr(request, name) is not None and not takes(paper, item, name):
             listed = [f"{each} {which}".strip() for each, which in sorted(SIZED[name])]
@@ -140,7 +234,7 @@ def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
                 got=getattr(request, name),
                 remedy="Leave it out.",
             )
-    return _items(paper)[_known(paper, item)](request)
+    return _items(paper)[known](request)
 
 
 def _items(paper: str) -> Mapping[str, Item]:

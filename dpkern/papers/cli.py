@@ -1,39 +1,27 @@
-"""``dpkern reproduce``: recompute a table or figure of one of the papers."""
+"""``dpkern reproduce``: recompute a table or figure of one of the papers, or all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
 from rich.text import Text
 
+from ..base import devices
 from ..base.errors import InvalidInput
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
+from ..base.outputs import write_atomically
 from ..base.validate import integer, positive, require
-from ..privacy.accounting import shown_bound
-from ..privacy.accounting.shown import shown_exactly
-from ..train.display import number
-from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce, takes
+from . import PAPERS, ItemRequest, Result, ResultCache, everything, names, page, takes
+from .catalogue import ALL, SIZED, data_of, has_items
 from .data_roots import KINDS
+from .everything import PlannedItem, Wanted
 from .pieces import FOLDER
-from .result import NONE_PUBLISHED, ComparisonRow
-
-SHOWN = 60
-"""Rows printed before the rest is left to the CSV."""
+from .show import show, watching
 
 LISTED = "; ".join(
     f"{paper}: {', '.join(items)}" if "" not in items else paper for paper, items in PAPERS.items()
@@ -41,18 +29,24 @@ LISTED = "; ".join(
 
 
 def command(
-    paper: Annotated[str, typer.Argument(help=f"Paper and its items: {LISTED}.")],
+    paper: Annotated[
+        str,
+        typer.Argument(help=f"Paper and its items, or {ALL} for every paper: {LISTED}."),
+    ],
     item: Annotated[
         str | None, typer.Argument(help="Table or figure of that paper; `all` selects all of them.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A preset that ends within a minute on two cores.")
+        bool,
+        typer.Option(
+            "--quick", help="A preset that ends within a minute on two cores; all in ten."
+        ),
     ] = False,
     data: Annotated[
         str | None,
         typer.Option(
             help="Folder (with spof a CSV file) of the paper's data set, or folders by data set: "
-            f"{','.join(f'{kind}=FOLDER' for kind in KINDS)} (gredp, directional, adlm). "
+            f"{','.join(f'{kind}=FOLDER' for kind in KINDS)}. "
             "The default is generated or embedded data, which are labelled so."
         ),
     ] = None,
@@ -63,18 +57,65 @@ def command(
     rows: Annotated[
         int | None,
         typer.Option(
-            help="Training rows, with spof of each user; also gredp.", show_default="by item"
+            help="Training rows, with spof of each user; of items that train on images too.",
+            show_default="by item",
         ),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Epochs of every run (spof, gredp, adlm).", show_default="by item"),
+        typer.Option(
+            help="Epochs of every run (spof, gredp, adlm, directional).", show_default="by item"
+        ),
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate (gredp).", show_default="the source's")
+        float | None,
+        typer.Option(
+            help="Learning rate (gredp, adlm, directional).", show_default="the source's, or ours"
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Batch size (gredp).", show_default="the source's")
+        int | None,
+        typer.Option(help="Batch size (gredp, adlm, directional).", show_default="the source's"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Device of the runs with private gradients (gredp, directional, spectral): "
+            f"{devices.NAMES}.",
+            show_default="cpu",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Headings of the features, with commas (spof, with --data).",
+            show_default="numeric columns in the file's order",
+        ),
+    ] = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Heading of the column that names the user of a row (spof, with --data).",
+            show_default="rows are dealt, as in the source",
+        ),
+    ] = None,
+    bounds: Annotated[
+        str | None,
+        typer.Option(
+            help="Public largest values: a number, numbers with commas, or HEADING=NUMBER,... "
+            "(spof, with --data).",
+            show_default="maxima of the data, as in the source, and nothing certified",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="File of torchvision's resnet18 weights (gredp table7)."),
+    ] = None,
+    train_last: Annotated[
+        int | None,
+        typer.Option(
+            help="Last convolutions that are trained, 1 or 2 (gredp table7).", show_default="both"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
     resume: Annotated[
@@ -90,157 +131,147 @@ def command(
 ) -> None:
     """Recompute a table or figure: published beside ours, claimed beside certified epsilon.
 
-    Writes <paper>-<item>.json, .csv and .png. Published accuracies are shown for reference: their
-    protocols leave too much open to be matched. Ctrl-C leaves finished settings for --resume.
+    Writes <paper>-<item>.json, .csv, .svg and .png, and with `all` a page <paper>.html. Published
+    accuracies are shown for reference: their protocols leave too much open to be matched. Ctrl-C
+    leaves finished settings for --resume.
     """
-    sizes = {
-        "seeds": (seeds, 1000),
-        "rows": (rows, 10**7),
-        "epochs": (epochs, 10**5),
-        "batch_size": (batch_size, 10**7),
-    }
-    for name, (given, most) in sizes.items():
+    sizes = {"seeds": seeds, "rows": rows, "epochs": epochs, "batch_size": batch_size}
+    _check(**sizes, train_last=train_last, lr=lr, out=out)
+    devices.training_device(device)
+    if not no_figure:
+        require("matplotlib")
+    run = _Run(
+        request=ItemRequest(
+            quick=quick,
+            data=data,
+            seeds=seeds,
+            rows=rows,
+            epochs=epochs,
+            lr=lr,
+            batch_size=batch_size,
+            device=device,
+            columns=columns,
+            user_column=user_column,
+            bounds=bounds,
+            weights=weights,
+            train_last=train_last,
+            finished=ResultCache(folder=out / FOLDER, resume=resume),
+        ),
+        out=out,
+        figure=not no_figure,
+        json=json,
+    )
+    if paper == ALL and item is not None:
+        raise InvalidInput("item", expected=f"none with {ALL}", got=item, remedy="Leave it out.")
+    whole = paper == ALL or (item == ALL and has_items(paper))
+    try:
+        if whole:
+            found = run.many(everything.wanted(paper))
+        else:
+            (name,) = names(paper, item)
+            found = [run.one(PlannedItem.unplanned(paper, name, run.request))]
+    except KeyboardInterrupt:
+        run.say_how_to_continue()
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        print(dumps({"items": found} if whole else found[0]), flush=True)
+
+
+def _check(*, lr: float | None, train_last: int | None, out: Path, **sizes: int | None) -> None:
+    """Check sizes and the folder, before anything else.
+
+    Raises:
+        InvalidInput: a size out of its range, or a file where the folder should be.
+    """
+    most = {"seeds": 1000, "rows": 10**7, "epochs": 10**5, "batch_size": 10**7}
+    for name, given in sizes.items():
         if given is not None:
-            integer(1, most, **{name: given})
+            integer(1, most[name], **{name: given})
     if lr is not None:
         positive(lr=lr)
+    if train_last is not None:
+        integer(1, 2, train_last=train_last)
     if out.exists() and not out.is_dir():
         raise InvalidInput(
             "out", expected="a directory", got=f"{out}, a file", remedy="Choose another --out."
         )
-    if not no_figure:
-        require("matplotlib")
-    sized: dict[str, Any] = {"rows": rows, "epochs": epochs, "lr": lr, "batch_size": batch_size}
-    wanted = names(paper, item)
-    finished = ResultCache(folder=out / FOLDER, resume=resume)
-    results = []
-    for name in wanted:
-        try:
-            with _watching(f"{paper} {name}".strip(), Console(stderr=True)) as bar:
-                # Of all items, those take a size that have one.
-                chosen = {
-                    option: value
-                    for option, value in sized.items()
-                    if len(wanted) == 1 or takes(paper, name, option)
-                }
-                request = ItemRequest(
-                    quick=quick,
-                    data=data,
-                    seeds=seeds,
-                    **chosen,
-                    finished=finished,
-                    watch=bar,
-                )
-                result = reproduce(paper, name, request)
-        except KeyboardInterrupt:
-            _say_how_to_continue(out, json)
-            raise typer.Exit(INTERRUPTED) from None
-        paths = result.write(out, figure=not no_figure)
-        files = {kind: str(path) for kind, path in paths.items()}
-        results.append({**result.to_dict(), "files": files})
-        if not json:
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One call of the command: its request, and where results go."""
+
+    request: ItemRequest
+    out: Path
+    figure: bool
+    json: bool
+
+    def one(self, item: PlannedItem, place: str = "") -> dict[str, Any]:
+        """Compute, write and show an item; return its content with the files."""
+        result = self.compute(item, place)
+        content = self.write(result)
+        if not self.json:
             show(Console(), result)
-            Console().print(Text(", ".join(files.values())), soft_wrap=True)
-    if json:
-        print(dumps({"items": results} if len(wanted) > 1 else results[0]), flush=True)
+            Console().print(Text(", ".join(content["files"].values())), soft_wrap=True)
+        return content
+
+    def compute(self, item: PlannedItem, place: str = "") -> Result:
+        """Compute an item beside a progress bar; ``place`` says which one of how many it is."""
+        with watching(f"{place}{item.name}", Console(stderr=True)) as bar:
+            return item.watched(bar).compute()
+
+    def write(self, result: Result) -> dict[str, Any]:
+        """Write a result's files and return its content with their paths."""
+        paths = result.write(self.out, figure=self.figure)
+        return {**result.to_dict(), "files": {kind: str(path) for kind, path in paths.items()}}
+
+    def many(self, pairs: list[Wanted]) -> list[dict[str, Any]]:
+        """Check all items, then compute each and write a page for each paper."""
+        require("jinja2")
+        unused = everything.check_data(pairs, self.request.data)
+        items = everything.plan(pairs, self.request_for)
+        contents: list[dict[str, Any]] = []
+        for paper, own in everything.by_paper(items):
+            results = []
+            for item in own:
+                place = f"{items.index(item) + 1} of {len(items)}, "
+                results.append(self.compute(item, place))
+                contents.append(self.write(results[-1]))
+                if not self.json:
+                    Console().print(Text(_line(results[-1])), soft_wrap=True)
+            path = everything.page_path(self.out, paper)
+            page.write(paper, results, path, quick=self.request.quick)
+            if not self.json:
+                Console().print(Text(str(path)), soft_wrap=True)
+        summary = everything.summary(contents, quick=self.request.quick)
+        text = dumps(summary, indent=1) + "\n"
+        write_atomically(self.out / everything.SUMMARY, lambda file: file.write(text.encode()))
+        if unused and not self.json:
+            said = ", ".join(f"{paper} {item}".strip() for paper, item in unused)
+            Console().print(Text(f"--data is not used by {said}"), soft_wrap=True)
+        return contents
+
+    def request_for(self, paper: str, item: str) -> ItemRequest:
+        """Return the request for one item of many: with the sizes and the data that it takes."""
+        sizes: dict[str, Any] = {
+            name: getattr(self.request, name) if takes(paper, item, name) else None
+            for name in SIZED
+        }
+        return replace(self.request, data=data_of(paper, item, self.request.data), **sizes)
+
+    def say_how_to_continue(self) -> None:
+        """Say where finished settings stand."""
+        folder = self.out / FOLDER
+        text = f"Interrupted. Settings that are finished stand in {folder}; add --resume."
+        Console(stderr=True).print(Text(text), soft_wrap=True)
+        if self.json:
+            print(dumps({"interrupted": True, "finished": str(folder)}), flush=True)
 
 
-class Bar:
-    """A progress bar of an item; nothing is shown for one that is done at once."""
-
-    def __init__(self, item: str, progress: Progress) -> None:
-        self._item, self._progress = item, progress
-        self._task: Any = None
-
-    def piece(self, label: str, number: int, count: int) -> None:
-        """Show the setting that is computed now."""
-        text = f"{self._item}, {label} ({number} of {count})"
-        if self._task is None:
-            self._task = self._progress.add_task("", total=1.0, state=text)
-            self._progress.start()
-        self._progress.update(self._task, state=text)
-
-    def progress(self, share: float) -> None:
-        """Show how much of the item is done."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=share)
-
-
-@contextmanager
-def _watching(item: str, console: Console) -> Iterator[Bar]:
-    columns = (
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}", table_column=Column(overflow="fold", no_wrap=False)),
-    )
-    # Without a terminal a bar would only be lines in a log.
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    try:
-        yield Bar(item, progress)
-    finally:
-        progress.stop()
-
-
-def _say_how_to_continue(out: Path, as_json: bool) -> None:
-    text = f"Interrupted. Settings that are finished stand in {out / FOLDER}; add --resume."
-    Console(stderr=True).print(Text(text), soft_wrap=True)
-    if as_json:
-        print(dumps({"interrupted": True, "finished": str(out / FOLDER)}), flush=True)
-
-
-def show(console: Console, result: Result) -> None:
-    """Print the rows as a table without its empty columns, then notes and data."""
-    columns = {
-        "published": [_published(row.published) for row in result.rows],
-        "ours": [_ours(row) for row in result.rows],
-        "claimed": [_bound(row.epsilon_claimed) for row in result.rows],
-        "certified": [_bound(row.epsilon_certified) for row in result.rows],
-        "relation": [row.relation for row in result.rows],
-    }
-    if columns["ours"] == columns["certified"]:
-        del columns["ours"]
-    quantities = list(dict.fromkeys(row.quantity for row in result.rows))
-    title = f"{result.paper} {result.item}".strip() + f": {result.title}"
-    one = f" ({quantities[0]})" if len(quantities) == 1 else ""
-    table = Table(title=title + one, title_justify="left")
-    table.add_column("setting", overflow="fold", ratio=1)
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
-    for name in kept:
-        table.add_column(name, overflow="fold")
-    for number_of, row in enumerate(result.rows[:SHOWN]):
-        setting = row.setting if one else f"{row.setting}: {row.quantity}"
-        cells = (setting, *(cells[number_of] for cells in kept.values()))
-        table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
-    if len(result.rows) > SHOWN:
-        console.print(Text(f"and {len(result.rows) - SHOWN} more rows in the CSV"))
+def _line(result: Result) -> str:
+    """Return an item of many in one line."""
+    counts: dict[str, int] = {}
     for verdict in result.verdicts:
-        console.print(Text(verdict.sentence), soft_wrap=True)
-    told = [*result.notes, *dict.fromkeys(row.note for row in result.rows if row.note)]
-    if not any(columns["published"]):
-        told.insert(0, NONE_PUBLISHED)
-    for note in told:
-        console.print(Text(f"- {note}"), soft_wrap=True)
-    for name in dict.fromkeys(row.data for row in result.rows):
-        console.print(Text(f"data: {name}"), soft_wrap=True)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else number(float(value) if isinstance(value, int) else value)
-
-
-def _bound(value: float | None) -> str:
-    return "" if value is None else shown_bound(value)
-
-
-def _published(value: float | str | None) -> str:
-    """Return the paper's number with all its digits."""
-    return shown_exactly(value) if isinstance(value, (int, float)) else value or ""
-
-
-def _ours(row: ComparisonRow) -> str:
-    if "epsilon" in row.quantity and isinstance(row.ours, (int, float)):
-        return _bound(row.ours)
-    return _cell(row.ours) + (f" +- {number(row.spread)}" if row.spread else "")
+        counts[verdict.verdict] = counts.get(verdict.verdict, 0) + 1
+    said = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing is claimed"
+    return f"{result.paper} {result.item}".strip() + f": {len(result.rows)} numbers; claims: {said}"

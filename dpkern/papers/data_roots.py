@@ -17,8 +17,9 @@ KINDS: Mapping[str, tuple[int, ...]] = {
     "mnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
     "svhn": (3, 32, 32),
+    "fitbit": (14,),
 }
-"""Data sets by name, and the shape of their rows."""
+"""Data sets by name, and the shape of their rows; fitbit is a table of users' days."""
 
 
 def read(text: str | None) -> dict[str, str] | None:

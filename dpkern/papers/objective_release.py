@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base.collapse import of_scores
 from ..base.rng import Key
 from ..base.threads import torch_threads
 from ..objective import moments
@@ -24,6 +25,7 @@ from . import intervals, runner
 from .pieces import CachedRun, OnStep
 from .result import ComparisonRow, Line, Panel, Paper, Result
 from .runner import ItemRequest
+from .verdict import of_epsilon
 
 DELTA, RIDGES = 1e-5, (0.2, 0.4)
 EPSILONS, QUICK_EPSILONS = (0.5, 1.0, 2.0, 2.93, 4.0, 8.0), (1.0, 2.0, 2.93)
@@ -44,9 +46,7 @@ def table(request: ItemRequest) -> Result:
         pieces = [_piece(request, data, *cell, made[cell], seeds) for cell in cells]
         numbers = dict(zip(cells, request.through(pieces), strict=True))
     rows = [
-        _row(data, *cell, ridge, made[cell], numbers[cell]["accuracy"][str(ridge)])
-        for cell in cells
-        for ridge in RIDGES
+        _row(data, *cell, ridge, made[cell], numbers[cell]) for cell in cells for ridge in RIDGES
     ]
     lines = []
     for each in maps:
@@ -55,7 +55,18 @@ def table(request: ItemRequest) -> Result:
         lines.append(Line(label=each, x=epsilons, y=y, half=half))
     panel = Panel(title=data.source, x_label="epsilon", y_label="accuracy %", lines=lines)
     title = "accuracy of the objective release"
-    return PAPER.result("", title, rows, [panel], quick=request.quick)
+    result = PAPER.result("", title, rows, [panel], quick=request.quick)
+    return result.judged(
+        [
+            of_epsilon(
+                f"{each}: a release for epsilon {shown_bound(epsilon)} pays for all training",
+                epsilon,
+                made[each, epsilon].epsilon_certified(),
+            )
+            for each, epsilon in cells
+            if epsilon == epsilons[0]
+        ]
+    )
 
 
 def _mechanism(data: Dataset, kind: str, epsilon: float) -> ObjectiveRelease:
@@ -88,15 +99,17 @@ def _piece(
         counted = to_radius(train, mechanism.radius)
         sums = moments.contributions(mechanism, counted, data.y_train)
         found: dict[str, list[float]] = {str(ridge): [] for ridge in RIDGES}
+        collapsed = dict.fromkeys(found, 0)
         for seed in range(seeds):
             noisy = moments.noised(mechanism, sums, Key.from_unsafe_seed(seed))
             released = moments.read(mechanism, noisy)
             for ridge in RIDGES:
-                told = (shown @ released.solve(ridge=ridge).T).argmax(1)
-                right = float((told == data.y_test).double().mean())
+                scores = shown @ released.solve(ridge=ridge).T
+                right = float((scores.argmax(1) == data.y_test).double().mean())
                 found[str(ridge)].append(100 * right)
+                collapsed[str(ridge)] += of_scores(scores).collapsed
             on_step(seed + 1)
-        return {"accuracy": found}
+        return {"accuracy": found, "collapsed": collapsed}
 
     label = f"{kind}, epsilon {shown_bound(epsilon)}"
     return CachedRun(label=label, key=key, compute=compute, steps=seeds)
@@ -117,8 +130,9 @@ def _row(
     epsilon: float,
     ridge: float,
     mechanism: ObjectiveRelease,
-    values: list[float],
+    numbers: Mapping[str, Any],
 ) -> ComparisonRow:
+    values = numbers["accuracy"][str(ridge)]
     return ComparisonRow(
         item=PAPER.name,
         setting=f"{kind}, {mechanism.length} features, ridge {ridge:g}, epsilon "
@@ -131,4 +145,6 @@ def _row(
         data=data.source,
         seeds=len(values),
         spread=(max(values) - min(values)) / 2,
+        stopped=0,
+        collapsed=numbers["collapsed"][str(ridge)],
     )

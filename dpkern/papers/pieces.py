@@ -22,6 +22,9 @@ from ..base.version import __version__
 FOLDER = "settings"
 """The folder below --out with one file for each finished piece."""
 
+LAYOUT = 2
+"""Version of the numbers that pieces hold; files of another one are computed again."""
+
 OnStep = Callable[[int], None]
 """A callback that takes the number of steps done."""
 
@@ -126,7 +129,7 @@ def _telling(watch: ProgressListener | None, before: int, piece: CachedRun, tota
 
 
 def _identity(piece: CachedRun) -> dict[str, Any]:
-    return {"dpkern": __version__, "key": dict(piece.key)}
+    return {"dpkern": __version__, "layout": LAYOUT, "key": dict(piece.key)}
 
 
 def _digest(piece: CachedRun) -> str:

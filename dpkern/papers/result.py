@@ -1,4 +1,4 @@
-"""Hold a reproduced table or figure, and write it: JSON, CSV, PNG.
+"""Hold a reproduced table or figure, and write it: JSON, CSV, SVG and PNG.
 
 Every row carries the published value beside ours, and the epsilon that the paper claims beside the
 one that is certified. Where a paper prints nothing, the row says so; where data are generated, the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from .figure import DiagramBox, Line, Panel, draw
 from .verdict import Verdict
 
 NONE_PUBLISHED = "none published"
+PANELS, WIDE = 6, 100.0
+"""Quantities of a table that are drawn, and the ratio from which on an axis is logarithmic."""
 FORMULA = "formula"
 """The data of a row that needs none."""
 
@@ -41,6 +44,8 @@ class ComparisonRow:
         seeds: number of repetitions behind ``ours``; 0: none is random.
         spread: half the range over the seeds, or half a 95 % interval where a note says so.
         ms_per_step: wall time of a training step, where it was requested.
+        stopped: number of runs that the divergence guard stopped; None where nothing was trained.
+        collapsed: number of runs whose outputs are the same for every held-out record.
         note: note that a reader of the row needs.
     """
 
@@ -56,7 +61,18 @@ class ComparisonRow:
     seeds: int = 0
     spread: float | None = None
     ms_per_step: float | None = None
+    stopped: int | None = None
+    collapsed: int | None = None
     note: str = ""
+
+    @property
+    def guard(self) -> str:
+        """The runs that tell nothing of their method, in words; empty where nothing was trained."""
+        counts = [(self.stopped, "stopped"), (self.collapsed, "collapsed")]
+        if all(count is None for count, _ in counts):
+            return ""
+        found = ", ".join(f"{count} {name}" for count, name in counts if count)
+        return f"{found or 'none'} of {self.seeds}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +118,36 @@ class Result:
         return content
 
     def write(self, folder: Path, *, figure: bool = True) -> dict[str, Path]:
-        """Write ``<paper>-<item>.json``, ``.csv`` and ``.png``, each whole or not at all.
+        """Write ``<paper>-<item>.json``, ``.csv``, ``.svg`` and ``.png``, each whole or not at all.
 
         Raises:
             InvalidInput: the folder cannot be written.
             MissingDependency: a figure without matplotlib.
         """
-        paths = {kind: folder / f"{self.stem}.{kind}" for kind in ("json", "csv", "png")}
+        paths = {kind: folder / f"{self.stem}.{kind}" for kind in ("json", "csv")}
         if figure:
-            draw(list(self.panels) or [_of_rows(self)], self._headline(), paths["png"])
-        else:
-            del paths["png"]
+            panels = list(self.panels) or _of_rows(self)
+            paths |= draw(panels, self._headline(), folder, self.stem, footer=self.guard)
         write_atomically(paths["csv"], lambda file: file.write(self.csv().encode()))
         text = dumps(self.to_dict(), indent=2) + "\n"
         write_atomically(paths["json"], lambda file: file.write(text.encode()))
         return paths
+
+    @property
+    def guard(self) -> str:
+        """The number of runs that were stopped or collapsed; empty where nothing was trained."""
+        # Several rows may tell different numbers of the same runs.
+        trained = {row.setting: row for row in self.rows if row.guard}.values()
+        if not trained:
+            return ""
+        runs, stopped, collapsed = (
+            sum(getattr(row, name) or 0 for row in trained)
+            for name in ("seeds", "stopped", "collapsed")
+        )
+        return (
+            f"guard: of {runs} runs {stopped} were stopped, {collapsed} collapsed (the same output "
+            "for every record)"
+        )
 
     def _headline(self) -> str:
         """Return the figure's headline, with the data that its numbers were measured on."""
@@ -169,20 +200,39 @@ class Paper:
         )
 
 
-def _of_rows(result: Result) -> Panel:
-    """Draw numbers over the number of their row."""
-    found: dict[str, list[tuple[int, float]]] = {"published": [], "ours": []}
-    for number, row in enumerate(result.rows, start=1):
-        for name, value in (("published", row.published), ("ours", row.ours)):
-            if isinstance(value, (int, float)):
-                found[name].append((number, float(value)))
-    lines = [
-        Line(label=name, x=[x for x, _ in points], y=[y for _, y in points], points=True)
-        for name, points in found.items()
+def _of_rows(result: Result) -> list[Panel]:
+    """Draw numbers over the number of their row, a panel for each quantity."""
+    quantities = dict.fromkeys(
+        row.quantity for row in result.rows if isinstance(row.ours, (int, float))
+    )
+    panels = []
+    for quantity in list(quantities)[:PANELS]:
+        numbered = [
+            (number, row)
+            for number, row in enumerate(result.rows, start=1)
+            if row.quantity == quantity
+        ]
+        lines = [
+            line
+            for name in ("published", "ours")
+            if (line := _points(name, [getattr(row, name) for _, row in numbered])).y
+        ]
+        values = [y for line in lines for y in line.y if math.isfinite(y)]
+        wide = bool(values) and min(values) > 0 and max(values) > WIDE * min(values)
+        names = [str(number) for number, _ in numbered]
+        axis = "row of the table"
+        panels.append(Panel(title=quantity, x_label=axis, lines=lines, log_y=wide, names=names))
+    return panels or [Panel(title=result.title)]
+
+
+def _points(name: str, values: Sequence[float | str | None]) -> Line:
+    """Draw the values that are numbers over their place."""
+    found = [
+        (float(place), float(value))
+        for place, value in enumerate(values, start=1)
+        if isinstance(value, (int, float))
     ]
-    quantities = sorted({row.quantity for row in result.rows})
-    label = quantities[0] if len(quantities) == 1 else "value"
-    return Panel(title=result.title, x_label="row of the table", y_label=label, lines=lines)
+    return Line(label=name, x=[x for x, _ in found], y=[y for _, y in found], points=True)
 
 
 __all__ = ["FORMULA", "NONE_PUBLISHED", "ComparisonRow", "DiagramBox", "Line", "Panel", "Result"]

@@ -14,9 +14,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
+from ..base.collapse import of_scores
 from ..base.rng import Key
+from ..engine.demo import models
 from ..engine.sampling import make_batches
 from ..ops import update
 from ..privacy import accounting
@@ -34,6 +37,11 @@ SEEDED = (
     "held-out rows are not protected by epsilon",
 )
 PHYSICAL_BATCH = 256
+CPU = torch.device("cpu")
+
+
+class ItemPlanned(Exception):
+    """An item was followed up to its first training: all of its checks have passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +55,16 @@ class ItemRequest:
         seeds: repetitions of every training run; None leaves it to the item.
         rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
         lr, batch_size: of every run; None leaves them to the item.
+        device: name of the device that gradients are computed on; None is the processor.
+        columns, user_column, bounds: of a table of users' days, as texts (``train`` has the same
+            options); None is the source's: all numeric columns, rows dealt to the users, and every
+            column divided by its maximum.
+        weights: file of a pre-trained network; None for none.
+        train_last: number of its last convolutions that are trained; None takes 1 and 2.
         finished: settings that need not be computed again.
         watch: observer of the item's progress.
+        planned: takes the pieces that an item would compute, which ends the item there; None
+            computes them.
     """
 
     quick: bool = True
@@ -58,15 +74,41 @@ class ItemRequest:
     epochs: int | None = None
     lr: float | None = None
     batch_size: int | None = None
+    device: str | None = None
+    columns: str | None = None
+    user_column: str | None = None
+    bounds: str | None = None
+    weights: str | None = None
+    train_last: int | None = None
     finished: ResultCache = field(default_factory=ResultCache, compare=False, repr=False)
     watch: ProgressListener | None = field(default=None, compare=False, repr=False)
+    planned: list[CachedRun] | None = field(default=None, compare=False, repr=False)
 
     def repeats(self, usual: int) -> int:
         """Return the number of repetitions."""
         return usual if self.seeds is None else self.seeds
 
+    def departure(self, **usual: float) -> str:
+        """Return the sizes that were given and are not the usual ones; empty where all are.
+
+        Runs of other sizes decide nothing of what a source prints for its own.
+        """
+        given = {name: getattr(self, name) for name in usual}
+        return ", ".join(
+            f"{name.replace('_', ' ')} {value:g} instead of {usual[name]:g}"
+            for name, value in given.items()
+            if value is not None and value != usual[name]
+        )
+
     def through(self, pieces: Sequence[CachedRun]) -> list[dict[str, Any]]:
-        """Return each piece's numbers, computed unless they are known; see ``pieces.through``."""
+        """Return each piece's numbers, computed unless they are known; see ``pieces.through``.
+
+        Raises:
+            ItemPlanned: the pieces were asked for only.
+        """
+        if self.planned is not None:
+            self.planned.extend(pieces)
+            raise ItemPlanned
         return through(pieces, self.finished, self.watch)
 
     def root(self, kind: str) -> str | None:
@@ -110,7 +152,10 @@ class ItemRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetting:
-    """The parts of a run besides mechanism and seed; ``model`` takes the seed of its parameters."""
+    """The parts of a run besides mechanism and seed; ``model`` takes the seed of its parameters.
+
+    ``data`` and models are made on the processor; a run takes them to ``device``.
+    """
 
     data: Dataset
     model: Callable[[int], nn.Module]
@@ -119,6 +164,7 @@ class RunSetting:
     rule: update.Rule
     delta: float = 1e-5
     sampling: str = "poisson"
+    device: torch.device = CPU
 
     @property
     def steps_per_epoch(self) -> int:
@@ -152,6 +198,7 @@ class RunOutcome:
         relation: relation of the certificate.
         ms_per_step: wall time, capture, clipping, noise and update together.
         history: epochs of the first seed.
+        collapsed: number of runs whose outputs are the same for every held-out record.
     """
 
     accuracy: float
@@ -163,6 +210,7 @@ class RunOutcome:
     relation: str
     ms_per_step: float
     history: tuple[Epoch, ...]
+    collapsed: int = 0
 
 
 def run(
@@ -191,6 +239,7 @@ def summarised(runs: Sequence[RunOutcome]) -> RunOutcome:
         spread=(max(accuracies) - min(accuracies)) / 2,
         seeds=len(runs),
         ms_per_step=statistics.median(run.ms_per_step for run in runs),
+        collapsed=sum(run.collapsed for run in runs),
     )
 
 
@@ -203,8 +252,8 @@ def once(
     on_step: OnStep | None = None,
 ) -> RunOutcome:
     """Train once; the seed decides the initial parameters, the batches and the noise."""
-    model = setting.model(seed)
-    rows = len(setting.data.x_train)
+    model, data = setting.model(seed).to(setting.device), setting.data.to(setting.device)
+    rows = len(data.x_train)
     batches = make_batches(
         setting.sampling,
         dataset_size=rows,
@@ -224,7 +273,7 @@ def once(
         gradients="batched",
     )
     training = TrainingSteps(
-        data=setting.data,
+        data=data,
         model=model,
         step=step,
         batches=batches,
@@ -255,6 +304,7 @@ def once(
         relation=spent.relation,
         ms_per_step=1e3 * _median_step(clock, setting.steps_per_epoch),
         history=history,
+        collapsed=int(of_scores(models.scores(model, data.x_test)).collapsed),
     )
 
 

@@ -27,6 +27,8 @@ from ..privacy.mechanisms.base import Mechanism
 from . import runner
 from .result import ComparisonRow, Line, Panel, Paper, Result
 from .runner import ItemRequest, RunSetting
+from .seeded import SeededCell, train
+from .verdict import Verdict, exact, of_order
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 LAYERS = {"3x3 on 34": (34, 3), "5x5 on 14": (14, 5)}
@@ -75,7 +77,27 @@ def keep(request: ItemRequest) -> Result:
             )
         lines = [Line(label=label, x=SHARES, y=values) for label, values in curves.items()]
         panels.append(Panel(title=name, x_label="share kept", y_label="variance", lines=lines))
-    return PAPER.result("keep", "noise that a filter leaves", rows, panels, quick=request.quick)
+    result = PAPER.result("keep", "noise that a filter leaves", rows, panels, quick=request.quick)
+    return result.judged(_of_keep(rows))
+
+
+def _of_keep(rows: Sequence[ComparisonRow]) -> list[Verdict]:
+    """Judge the printed variance of K/N and the certificate of sigma, at half of the bins."""
+    verdicts = []
+    for row in rows:
+        if "keep 0.5" not in row.setting or row.published is None:
+            continue
+        printed, ours = float(row.published), float(row.ours or 0.0)
+        verdicts.append(
+            exact(
+                f"{row.setting.split(':')[0]}: {row.quantity} is {printed:.3g}",
+                abs(ours - printed) <= 0.005 * printed,
+                published=printed,
+                ours=ours,
+                reason="G2: half of circular noise falls on the imaginary part" if row.note else "",
+            )
+        )
+    return verdicts
 
 
 def quirks(request: ItemRequest) -> Result:
@@ -122,7 +144,20 @@ def quirks(request: ItemRequest) -> Result:
                     note=next(str(n) for n in plan.notes if n.id == "S6.2"),
                 )
             )
-    return PAPER.result("quirks", "the published code, layer by layer", rows, quick=request.quick)
+    result = PAPER.result("quirks", "the published code, layer by layer", rows, quick=request.quick)
+    return result.judged(
+        [
+            exact(
+                f"{row.setting}: {row.quantity} is {row.published:g}",
+                abs(float(row.ours or 0.0) - float(row.published)) <= 0.005,
+                published=float(row.published),
+                ours=float(row.ours or 0.0),
+                reason=row.note,
+            )
+            for row in rows
+            if isinstance(row.published, float)
+        ]
+    )
 
 
 def whitened(request: ItemRequest) -> Result:
@@ -150,25 +185,36 @@ def whitened(request: ItemRequest) -> Result:
         "Spectral-DP, whitened clip": SpectralDP(**fields, sites=sites),
         "Spectral-DP, spectrum clip": SpectralDP(**fields, sites=sites, clip_domain="spectrum"),
     }
-    rows = _norms(where, sites, epochs)
-    for name, mechanism in made.items():
-        found = runner.run(where, mechanism, seeds=request.repeats(1 if request.quick else 5))
-        rows.append(
-            ComparisonRow(
-                item="whitened",
-                setting=f"{name}, bound 1 over all layers, sigma {sigma:.4g}",
-                quantity="accuracy %",
-                ours=found.accuracy,
-                epsilon_claimed=found.epsilon_claimed,
-                epsilon_certified=found.epsilon_certified,
-                relation=found.relation,
-                data=data.source,
-                seeds=found.seeds,
-                spread=found.spread,
-            )
+    cells = [
+        SeededCell(
+            label=name,
+            setting=where,
+            mechanism=mechanism,
+            about={"paper": "spectral", "model": "whitened"},
         )
-    return PAPER.result(
+        for name, mechanism in made.items()
+    ]
+    found = train(request, cells, request.repeats(1 if request.quick else 5))
+    rows = _norms(where, sites, epochs)
+    rows += [
+        runs.row("whitened", f"{name}, bound 1 over all layers, sigma {sigma:.4g}")
+        for name, runs in zip(made, found, strict=True)
+    ]
+    result = PAPER.result(
         "whitened", "clip norms of a filtered layer", rows, (), runner.SEEDED, quick=request.quick
+    )
+    usual = found[0]
+    return result.judged(
+        [
+            of_order(
+                f"{name} is more accurate than DP-SGD at equal certified epsilon",
+                runs.last,
+                usual.last,
+                unit="points held out, mean over the seeds",
+                hindrance=runs.spoiled or usual.spoiled,
+            )
+            for name, runs in zip(list(made)[1:], found[1:], strict=True)
+        ]
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .intervals import Interval
+from ..privacy.accounting import shown_bound
+from .intervals import Interval, interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "not decidable here"
 LEAST_RUNS = 5
@@ -38,14 +40,20 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict as a line of text."""
-        numbers = ""
-        if self.ours is not None:
-            numbers = f"; ours {self.ours:.4g}"
-            if self.low != self.high:
-                numbers += f" in [{self.low:.4g}, {self.high:.4g}]"
-            numbers += f" {self.unit}" if self.unit else ""
+        numbers = f"; ours {self.number}" if self.ours is not None else ""
         because = f": {self.reason}" if self.reason else ""
         return f"{self.verdict.upper()}: {self.claim}{numbers}{because}"
+
+    @property
+    def number(self) -> str:
+        """Our number with its interval and unit; empty where there is none."""
+        if self.ours is None:
+            return ""
+        text = f"{self.ours:.4g}"
+        if self.low is not None and self.high is not None and self.low != self.high:
+            known = math.isfinite(self.high - self.low)
+            text += f" in [{self.low:.4g}, {self.high:.4g}]" if known else " (one run)"
+        return f"{text} {self.unit}" if self.unit else text
 
 
 def of_number(
@@ -57,6 +65,7 @@ def of_number(
     unit: str,
     rounding: float = 0.0,
     reason: str = "",
+    hindrance: str = "",
 ) -> Verdict:
     """Judge a printed number by the interval of our mean.
 
@@ -68,23 +77,155 @@ def of_number(
         unit: unit and aggregation of both.
         rounding: half the last digit that the source prints.
         reason: what explains the verdict.
+        hindrance: why our runs cannot decide, such as other data; empty where they can.
     """
     low, high = found.mean - found.half, found.mean + found.half
-    if runs < LEAST_RUNS or not math.isfinite(found.half):
-        verdict, reason = UNDECIDED, f"{runs} runs are too few, {LEAST_RUNS} are needed"
-    else:
-        inside = low - rounding <= published <= high + rounding
-        verdict = HOLDS if inside else FAILS
+    missing = hindrance or _too_few(runs, found)
+    inside = low - rounding <= published <= high + rounding
     return Verdict(
         claim=claim,
-        verdict=verdict,
+        verdict=UNDECIDED if missing else HOLDS if inside else FAILS,
         unit=unit,
         published=published,
         ours=found.mean,
         low=low,
         high=high,
+        reason=missing or reason,
+    )
+
+
+def of_order(
+    claim: str,
+    better: Sequence[float],
+    worse: Sequence[float],
+    *,
+    unit: str,
+    published: float | None = None,
+    reason: str = "",
+    hindrance: str = "",
+) -> Verdict:
+    """Judge whether the first numbers are larger, by the interval of their paired differences.
+
+    Args:
+        claim: the claim in words.
+        better, worse: numbers of the same seeds, in order.
+        unit: unit and aggregation of the difference.
+        published: the printed difference; None where only the order is printed.
+        reason: what explains the verdict.
+        hindrance: why our runs cannot decide, such as other data; empty where they can.
+    """
+    found = interval([a - b for a, b in zip(better, worse, strict=True)])
+    low, high = found.mean - found.half, found.mean + found.half
+    missing = hindrance or _too_few(len(better), found)
+    if not missing and low <= 0 <= high:
+        missing = "the interval of the difference contains 0"
+    return Verdict(
+        claim=claim,
+        verdict=UNDECIDED if missing else HOLDS if low > 0 else FAILS,
+        unit=unit,
+        published=published,
+        ours=found.mean,
+        low=low,
+        high=high,
+        reason=missing or reason,
+    )
+
+
+def of_epsilon(
+    claim: str,
+    claimed: float,
+    certified: float,
+    reason: str = "",
+    *,
+    rounding: float = 0.0,
+    attained: bool = True,
+) -> Verdict:
+    """Judge a printed epsilon by the certified one, which nothing random enters.
+
+    Where the certificate is larger, the claim fails: our certificates of Gaussian and of pure
+    mechanisms are attained by some pair of neighbours, up to the accountant's rounding.
+
+    Args:
+        claim: the claim in words.
+        claimed: the printed epsilon.
+        certified: ours; infinite where nothing can be certified.
+        reason: what explains the verdict.
+        rounding: half the last digit that the source prints.
+        attained: whether some pair of neighbours is known to spend what is certified. Without one
+            a larger certificate decides nothing.
+    """
+    holds = certified <= claimed * (1 + 1e-9) + rounding
+    verdict = HOLDS if holds else FAILS if attained else UNDECIDED
+    shown = "nothing can be certified" if math.isinf(certified) else ""
+    slack = f"by slack: {shown_bound(certified)} is enough" if certified < 0.999 * claimed else ""
+    return Verdict(
+        claim=claim,
+        verdict=verdict,
+        unit="certified epsilon",
+        published=claimed,
+        ours=certified,
+        low=certified,
+        high=certified,
+        reason="; ".join(text for text in (slack if holds else shown, reason) if text),
+    )
+
+
+def exact(
+    claim: str,
+    holds: bool,
+    *,
+    unit: str = "",
+    published: float | None = None,
+    ours: float | None = None,
+    reason: str = "",
+) -> Verdict:
+    """Return the verdict on a formula: nothing in it is random."""
+    return Verdict(
+        claim=claim,
+        verdict=HOLDS if holds else FAILS,
+        unit=unit,
+        published=published,
+        ours=ours,
+        low=ours,
+        high=ours,
         reason=reason,
     )
 
 
-__all__ = ["FAILS", "HOLDS", "LEAST_RUNS", "UNDECIDED", "Verdict", "of_number"]
+def undecided(claim: str, reason: str, *, unit: str = "", ours: float | None = None) -> Verdict:
+    """Return the verdict on a claim that nothing here can decide."""
+    return Verdict(claim=claim, verdict=UNDECIDED, unit=unit, ours=ours, reason=reason)
+
+
+def spoiled(stopped: int, collapsed: int, runs: int) -> str:
+    """Return why runs decide nothing about a method; empty where most of them learned something.
+
+    Args:
+        stopped: number of runs that the guard stopped.
+        collapsed: number of runs whose outputs are the same for every record.
+        runs: number of runs.
+    """
+    if 2 * max(stopped, collapsed) <= runs:
+        return ""
+    return f"{stopped} of {runs} runs were stopped by the guard, {collapsed} collapsed"
+
+
+def _too_few(runs: int, found: Interval) -> str:
+    if runs < LEAST_RUNS:
+        return f"{runs} runs are too few, {LEAST_RUNS} are needed"
+    return "" if math.isfinite(found.half) else "a run has no number"
+
+
+__all__ = [
+    "FAILS",
+    "HOLDS",
+    "LEAST_RUNS",
+    "UNDECIDED",
+    "Verdict",
+    "exact",
+    "of_epsilon",
+    "of_number",
+    "of_order",
+    "spoiled",
+    "undecided",
+]

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..base.report import Figure, Series
 from ..base.validate import require
-from . import canvas, colors
-from .canvas import FigureAxes, FigureSize
-from .number_format import cell, on_bar, wrapped
+from ..drawing import canvas, colors
+from ..drawing.canvas import FigureAxes, FigureSize
+from ..drawing.number_format import cell, on_bar, wrapped
 
 NAMED = 7
 """Maximum of the parts of a stack with a colour of their own; smaller ones are drawn as one."""

@@ -11,9 +11,10 @@ import numpy as np
 
 from ..base.report import Figure, Series
 from ..base.validate import require
-from . import canvas, colors, labels
-from .canvas import FigureAxes, FigureSize
-from .number_format import wrapped
+from ..drawing import canvas, colors
+from ..drawing.canvas import FigureAxes, FigureSize
+from ..drawing.number_format import wrapped
+from . import labels
 
 DIRECT = 12
 """Maximum of points that get their names beside them; more get a legend."""

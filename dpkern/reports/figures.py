@@ -6,17 +6,16 @@ import io
 import math
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..base.outputs import write_atomically
 from ..base.report import Figure
 from ..base.validate import require
-from . import bars, canvas, colors, curves
-from .canvas import NARROW, WIDE, FigureSize
-from .number_format import cell
+from ..drawing import canvas, colors, figure_files
+from ..drawing.canvas import NARROW, WIDE, FigureSize
+from ..drawing.number_format import cell
+from . import bars, curves
 
 BARS = ("stacked", "bars")
 
@@ -157,21 +156,9 @@ def write(
         InvalidInput: the folder cannot be written.
         MissingDependency: without matplotlib.
     """
-    paths = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
     with canvas.styled(WIDE):
         drawn = draw(figure, WIDE, titled=True, colours=colours)
-        options = {
-            "dpi": 220,
-            "bbox_inches": "tight",
-            "pad_inches": 0.08,
-            "facecolor": colors.PAGE,
-        }
-        for kind, path in paths.items():
-            # The same report gives the same file.
-            dated = {"metadata": {"Date": None}} if kind == "svg" else {}
-            save = partial(drawn.savefig, format=kind, **options, **dated)
-            write_atomically(path, save)
-    return paths
+        return figure_files.save(drawn, folder, stem, dpi=220)
 
 
 __all__ = ["BARS", "NARROW", "WIDE", "alternative", "draw", "inline", "write"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from ..base.report import Report
 from . import figures
 from .bars import palette
 from .page import page
-from .text import as_csv, as_json, as_text
+from .text import as_csv, as_json, as_text, as_tidy_csv
 
 FORMATS = ("text", "json", "csv", "html")
 
@@ -44,6 +45,22 @@ def write(report: Report, kind: str, path: Path) -> None:
     """
     content = render(report, kind).encode()
     write_atomically(path, lambda file: file.write(content))
+
+
+def write_tables(report: Report, folder: Path) -> list[Path]:
+    """Write ``<report>-<table>.csv`` of every table: headings, then rows of plain numbers.
+
+    Raises:
+        InvalidInput: the folder cannot be written.
+    """
+    written: list[Path] = []
+    for table in report.tables:
+        words = re.findall(r"[a-z0-9]+", table.title.lower())
+        path = folder / f"{report.name}-{'-'.join(words)}.csv"
+        content = as_tidy_csv(table).encode()
+        write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        written.append(path)
+    return written
 
 
 def write_figures(report: Report, folder: Path) -> list[Path]:

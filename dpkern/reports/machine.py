@@ -26,6 +26,16 @@ LINE_BYTES = 64
 """Bytes that a miss of the last cache moves."""
 
 
+def processor_name() -> str:
+    """Return the name of this machine's processor, as its system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
 def peak_memory(work: Callable[[], Any]) -> tuple[int | None, str]:
     """Measure how far this process's resident memory rises above its level before ``work``.
 

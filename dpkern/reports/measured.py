@@ -19,9 +19,10 @@ from torch import nn
 
 from ..base.op_cost import Cost
 from ..engine import PrivacyEngine
+from ..engine.subject import BenchmarkModel
 from ..privacy.mechanisms.base import Mechanism
+from .energy_meter import EnergyMeter
 from .machine import HardwareCounters, page_faults, peak_memory
-from .subject import BenchmarkModel
 from .trace import BACKWARD, ENGINE, FORWARD, UPDATE, StepTracer, TracedCall, divided
 from .traffic import Moved, Traffic
 
@@ -62,6 +63,7 @@ class Side:
         memory: bytes that a step adds at its peak. None means unknown; ``memory_note`` says why.
         faults: pages that a step touches for the first time.
         counters: hardware counters of one step; empty where they cannot be read.
+        joules: measured energy of one step by counter; empty where none can be read.
     """
 
     plain: list[float] = field(default_factory=list)
@@ -72,6 +74,7 @@ class Side:
     memory_note: str = ""
     faults: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    joules: dict[str, float] = field(default_factory=dict)
 
     @property
     def middle(self) -> int:
@@ -122,6 +125,7 @@ class Measured:
     private: Side
     plain: Side
     counters_note: str
+    energy_note: str
     engine: PrivacyEngine
     seconds: float
 
@@ -163,9 +167,11 @@ def measure(subject: BenchmarkModel, mechanism: Mechanism, *, rounds: int | None
         if rounds is None and done >= FEWEST_ROUNDS and spent * (done + 1) / done > SECONDS:
             break
     note = _read_counters(variants, sides)
-    return Measured(
-        sides["private"], sides["non-private"], note, engine, time.perf_counter() - started
-    )
+    meter = EnergyMeter()
+    for variant in variants:
+        sides[variant.name].joules = meter.measure(variant.step, done)
+    both = sides["private"], sides["non-private"]
+    return Measured(*both, note, meter.reason, engine, time.perf_counter() - started)
 
 
 def _count(variant: Variant, side: Side) -> None:

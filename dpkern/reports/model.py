@@ -16,6 +16,7 @@ from ..base.errors import InvalidInput
 from ..base.report import Report, ReportTable
 from ..base.threads import torch_threads
 from ..engine import named as by_name
+from ..engine.subject import BenchmarkModel, subject
 from ..privacy.mechanisms import DPSGD
 from ..privacy.mechanisms.base import Mechanism
 from . import layers, phases, roofline
@@ -23,7 +24,6 @@ from .energy import SOURCE, energy
 from .machine import CACHE_MISSES, LINE_BYTES
 from .measured import Measured, Side, measure
 from .roofline import Limits, Point
-from .subject import BenchmarkModel, subject
 from .trace import TracedCall
 
 BATCH_SIZE = 4
@@ -51,7 +51,7 @@ def report(
 
     Args:
         model: a name of ``dpkern.engine.demo.models``, ``package.module:callable``, or a module
-            (``reports.subject``).
+            (``engine.subject``).
         batch_size: samples of a step, at least 2.
         row_shape: shape of one sample. None selects the model's usual one.
         mechanism: mechanism of the private step, or its name in ``dpkern.train``. None selects
@@ -137,14 +137,14 @@ def _mechanism(given: Mechanism | str | None, made: BenchmarkModel) -> Mechanism
 
 def _summary(made: BenchmarkModel, measured: Measured, mechanism: Mechanism) -> str:
     private, plain = measured.private, measured.plain
-    more = phases.by_phase(private)
-    for phase, seconds in phases.by_phase(plain).items():
+    more = phases.untraced(private)
+    for phase, seconds in phases.untraced(plain).items():
         more[phase] = more.get(phase, 0.0) - seconds
     most = max(more, key=more.__getitem__)
     return (
         f"A private step of {made.name} ({type(mechanism).__name__}) on {made.batch} samples takes "
-        f"{_milliseconds(private.median)}, {private.median / plain.median:.2f} times the "
-        f"{_milliseconds(plain.median)} of a step without privacy. Where a step was traced, the "
+        f"{_milliseconds(private.median)}, {private.median / plain.median:.4g} times the "
+        f"{_milliseconds(plain.median)} of a step without privacy. The "
         f"phase that grew most is {most}, by {_milliseconds(more[most])}.{_unsteady(measured)}"
     )
 
@@ -165,7 +165,7 @@ def _unsteady(measured: Measured) -> str:
 
 def _milliseconds(seconds: float) -> str:
     number = 1e3 * seconds
-    return f"{number:,.0f} ms" if number >= 100 else f"{number:.3g} ms"
+    return f"{number:,.0f} ms" if number >= 1000 else f"{number:.4g} ms"  # as in the tables
 
 
 def _facts(
@@ -231,21 +231,28 @@ def _call_facts(call: TracedCall) -> dict[str, Any]:
 
 
 def _energy(measured: Measured) -> dict[str, Any]:
+    """Return measured joules of a step where there are some, and the range of its counted work."""
     rounds = measured.engine.step.key.rounds
-    found: dict[str, Any] = {"source": SOURCE}
+    found: dict[str, Any] = {"source": SOURCE, "measured_note": measured.energy_note}
     for name, side in (("private", measured.private), ("non-private", measured.plain)):
         costs = side.by_layer().values()
-        joules = energy(
+        both = energy(
             bytes=sum(cost.bytes for cost in costs),
             flops=sum(cost.flops for cost in costs),
             words=sum(cost.random_words for cost in costs),
             rounds=rounds,
         )
         found[name] = {
-            "joules": joules.total,
-            "computing": joules.flops,
-            "random words": joules.words,
-            "memory": joules.bytes,
+            "measured_joules": side.joules,
+            **{
+                end: {
+                    "joules": joules.total,
+                    "computing": joules.flops,
+                    "random words": joules.words,
+                    "memory": joules.bytes,
+                }
+                for end, joules in zip(("low", "high"), both, strict=True)
+            },
         }
     return found
 
@@ -291,17 +298,20 @@ def _machine_table(measured: Measured, limits: Limits) -> ReportTable:
     row("peak resident memory added by a step, MB", *memory)
     row("pages touched for the first time", *(side.faults for side in sides))
     joules = _energy(measured)
-    for part in ("joules", "computing", "random words", "memory"):
-        label = "all" if part == "joules" else part
-        values = [1e3 * joules[name][part] for name in ("private", "non-private")]
-        row(f"energy proxy, {label}, mJ", *values)
+    for name in measured.private.joules:
+        row(f"energy of {name}, measured, mJ", *(1e3 * side.joules[name] for side in sides))
+    for end, words in (("low", "7 nm, from a cache"), ("high", "45 nm, from memory")):
+        values = [1e3 * joules[name][end]["joules"] for name in ("private", "non-private")]
+        row(f"energy, {words}, mJ", *values)
     row("copy bandwidth of this machine, GB/s", limits.bandwidth / 1e9, None)
     row("matrix product peak of this machine, GFLOP/s", limits.peak / 1e9, None)
     return ReportTable(
         title="Machine, memory and energy",
         columns=("quantity", "private", "non-private"),
         rows=rows,
-        note=f"Energy: published figures times counted work, {SOURCE}; a proxy, not a measurement.",
+        note=f"Energy that is not called measured: published figures times counted work, {SOURCE}. "
+        "The range is by process node and memory level; where both steps' ranges overlap, it does "
+        "not say which one takes more.",
     )
 
 
@@ -309,14 +319,16 @@ def _notes(measured: Measured) -> list[str]:
     private, plain = measured.private, measured.plain
     steps = "1 step" if len(private.plain) == 1 else f"{len(private.plain)} steps"
     notes = [
-        "Tables and figures show the traced step of median length, whose parts add up; the step's "
-        f"own time and the ratio are medians of {steps} without tracing. "
+        f"The step's time, the ratio and the phases that add up to it are medians of {steps} "
+        "without tracing, divided as the traced step of median length, which other tables show. "
         f"Tracing took the private step to {_length(private) / private.median:.2f} times and the "
         f"other to {_length(plain) / plain.median:.2f} times that.",
         "FLOPs of torch's operations are those of products and convolutions, by torch's formulas; "
         "bytes those of all operands, each once (reference walk: every operation was seen).",
         "Work on several layers at once is divided in proportion to their parameters.",
     ]
+    if measured.energy_note:
+        notes.append(f"Energy is not measured: {measured.energy_note}.")
     if measured.counters_note:
         notes.append(f"No hardware counters: {measured.counters_note}.")
     notes += [f"Peak memory: {side.memory_note}." for side in (private,) if side.memory_note]

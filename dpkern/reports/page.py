@@ -10,14 +10,14 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from ..base.commit import version_with_commit
 from ..base.json import dumps
 from ..base.report import Figure, Report, ReportTable
 from ..base.validate import require
-from ..base.version import __version__
+from ..drawing.number_format import cell, scientific_text
 from . import figures
 from .bars import palette
-from .number_format import cell, scientific_text
-from .text import as_json, condensed, numeric_columns
+from .text import condensed, numeric_columns, undated
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?e[+-]\d+\b")
 _UNBROKEN = "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}"
@@ -39,7 +39,7 @@ def page(report: Report) -> str:
     template = environment.from_string(_source("page.html"))
     text: str = template.render(
         report=report,
-        version=__version__,
+        version=version_with_commit(),
         style=markup(_source("page.css")),
         figures=[
             _figure(figure, number, colours, markup) for number, figure in enumerate(report.figures)
@@ -47,7 +47,7 @@ def page(report: Report) -> str:
         tables=[_table(table, markup) for table in report.tables],
         pretty=dumps(dict(report.facts), indent=2),
         # Within a script element nothing is unescaped but its end, which JSON can spell otherwise.
-        facts=markup(as_json(report).replace("<", "\\u003c")),
+        facts=markup(dumps(undated(report)).replace("<", "\\u003c")),
     )
     return text
 

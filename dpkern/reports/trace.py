@@ -8,6 +8,7 @@ seconds of all phases and layers add up to the step.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,8 @@ ROOT = "(model itself)"
 """The layer of parameters that the outermost module owns."""
 
 FORWARD, BACKWARD, NORMS, FACTORS = "forward", "backward", "norms", "factors"
-SUMS, ENGINE, UPDATE = "sums", "between ops", "noise and update"
-PHASES = (FORWARD, BACKWARD, NORMS, FACTORS, SUMS, ENGINE, UPDATE)
+SUMS, ENGINE, NOISE, UPDATE = "sums", "between ops", "noise", "update"
+PHASES = (FORWARD, BACKWARD, NORMS, FACTORS, SUMS, ENGINE, NOISE, UPDATE)
 _FOR_NORMS = ("conv_bins", "whitened_bins", "filtered", "tied_cross")
 
 Shares = tuple[tuple[str, int], ...]
@@ -51,7 +52,7 @@ def phase_of(op: str) -> str | None:
     """Return the phase that an op belongs to by its name; None means the one it is called in."""
     stem, _, name = op.partition(".")
     if stem in ("noise", "update"):
-        return UPDATE
+        return NOISE if stem == "noise" else UPDATE
     if name == "clip_factors":
         return FACTORS
     if name.endswith(("_sum", "_sum_error")) or name == "contract":
@@ -195,6 +196,7 @@ class StepTracer:
             backend = op.backend_of(*args, **chosen)
             chosen.pop("backend", None)
             cost = op.cost(*args, **chosen)
+            alone = self._without_noise(op, args, kwargs)
             self._push(phase, shares)
             started = self._last
             self.inside_op = True
@@ -203,8 +205,41 @@ class StepTracer:
             finally:
                 self.inside_op = False
                 self._pop()
-        self.calls.append(TracedCall(op.name, phase, shares, backend, cost, self._last - started))
+        seconds = self._last - started
+        if alone is not None and seconds > alone:
+            self._move(seconds - alone, shares)
+        self.calls.append(TracedCall(op.name, phase, shares, backend, cost, seconds))
         return result
+
+    def _without_noise(
+        self, op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> float | None:
+        """Return the seconds of a fused update of copies without its noise; None for other calls.
+
+        Nothing of it is charged. The first of two calls meets new pages, and is not timed.
+        """
+        if op.name != "update.step" or kwargs.get("noise") is None or len(args) != 2:
+            return None
+        self._charge()
+        seconds = 0.0
+        given = {name: value for name, value in kwargs.items() if name not in ("noise", "state")}
+        params = [p.detach().clone() for p in args[0]]
+        sums = [s.to(p.dtype) for p, s in zip(params, args[1], strict=True)]
+        state = copy.deepcopy(kwargs["state"])
+        for _ in range(2):
+            begun = self._clock()
+            op(params, sums, **given, state=state, noise=None)
+            seconds = self._clock() - begun
+        self._last = self._clock()
+        return seconds
+
+    def _move(self, seconds: float, shares: Shares) -> None:
+        """Book seconds of the last call under noise that were charged to the update."""
+        whole = sum(size for _, size in shares)
+        for layer, size in shares:
+            part = seconds * size / whole
+            self.seconds[UPDATE, layer] -= part
+            self.seconds[NOISE, layer] = self.seconds.get((NOISE, layer), 0.0) + part
 
     def _shares(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shares:
         """Return the layers of a call: those of the engine, of its parameters, or that run now."""

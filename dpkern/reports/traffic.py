@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -90,8 +89,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _key(tensor: Tensor) -> tuple[int, torch.Size]:
-    return tensor.data_ptr(), tensor.shape
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    # Tensors without data have no pointer: the storage tells them apart.
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape
 
 
 def _size(tensor: Tensor) -> int:

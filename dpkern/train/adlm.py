@@ -276,6 +276,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
                 "source": self.source_name,
             },
             "test_accuracy": float(self.training.accuracy()[0]) if self.steps_done else None,
+            **(self.training.spread()[0].facts() if self.steps_done else {}),
             "test_note": "held-out rows are not protected by epsilon",
             "diverged": self.steps.diverged,
             "steps": self.steps_done,

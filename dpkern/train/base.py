@@ -15,13 +15,16 @@ from typing import Any, ClassVar, Generic
 from rich.console import Console
 
 from ..base import outputs as files
+from ..base.commit import version_with_commit
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.json import plain
+from ..base.report import Report
 from ..base.threads import torch_threads
 from ..base.validate import require
 from ..privacy.accounting import delta_warning
-from . import checkpoint, display, report, step_costs
+from . import checkpoint, display, report, run_file, step_costs
 from .options import M, P, RunOptions, TrainOptions, only
+from .page import report_of
 from .resources import backend_in_use, environment
 from .step_audit import Auditor
 from .steps import E, Steps
@@ -38,6 +41,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         given: the options by name, as in the classes of ``KINDS`` and ``RunOptions``; those left
             out take their defaults or, with ``resume``, their saved values.
         auditor: audits the run's step where ``audit`` is among the options.
+        render: makes the page of a run with a figure. None writes no page.
 
     Attributes:
         options: all of them.
@@ -61,8 +65,14 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     steps: Steps[E]
 
-    def __init__(self, given: Mapping[str, Any], auditor: Auditor | None = None) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        auditor: Auditor | None = None,
+        render: Callable[[Report], str] | None = None,
+    ) -> None:
         self.auditor = auditor
+        self.render = render
         run = RunOptions(**only(RunOptions, given))
         saved: dict[str, Any] | None = None
         if run.resume and run.out is not None:
@@ -75,7 +85,9 @@ class BaseSession(ABC, Generic[P, M, E]):
         if run.figure:
             require("matplotlib")
         in_use = backend_in_use(run.backend, self.OPS)  # the environment chooses for every run
-        self.backend = in_use if "backend" in self.RUN_OPTIONS else None
+        # On a device every call chooses for itself, unless a name was given.
+        on_device = run.device is not None and run.device != "cpu"
+        self.backend = in_use if "backend" in self.RUN_OPTIONS and not on_device else run.backend
         self._read()
         if saved is not None:
             self._refuse_other_data(saved["public"])
@@ -224,7 +236,18 @@ class BaseSession(ABC, Generic[P, M, E]):
         summary = self.summary()
         self.save()
         if self.options.run.figure:
-            report.write_figure(self.out / files.FIGURE, self.history, self._drawn(summary))
+            report.write_figure(
+                self.out / files.FIGURE,
+                self.history,
+                self._drawn(summary),
+                collapsed=summary.get("collapsed") is True,
+            )
+        if summary["page"] is not None and self.render is not None:
+            drawn, shown = self._drawn(summary), self._shown(summary)
+            page = self.render(report_of(summary, self.history, drawn, shown)).encode()
+            files.write_atomically(self.out / files.PAGE, lambda file: file.write(page))
+        config = run_file.written(self.options, self.known(), version_with_commit()).encode()
+        files.write_atomically(self.out / files.CONFIG, lambda file: file.write(config))
         # Last: where a report stands, everything else does too.
         report.write_report(self.out / files.REPORT, summary, self.history)
         return summary
@@ -258,6 +281,8 @@ class BaseSession(ABC, Generic[P, M, E]):
             "report": self.out / files.REPORT,
             "checkpoint": self.checkpoint_path,
             "figure": self.out / files.FIGURE if self.options.run.figure else None,
+            "page": self.out / files.PAGE if self.options.run.figure and self.render else None,
+            "config": self.out / files.CONFIG,
             "certificate": certificate,
             "public": self.public_facts(),
             "options": self.options.saved(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,18 @@ class Dataset:
     source: str
     encoding: Encoding | None = None
     warnings: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> Dataset:
+        """Return the same rows on a device."""
+        if self.x_train.device == device:
+            return self
+        return replace(
+            self,
+            x_train=self.x_train.to(device),
+            y_train=self.y_train.to(device),
+            x_test=self.x_test.to(device),
+            y_test=self.y_test.to(device),
+        )
 
     @property
     def majority_accuracy(self) -> float:

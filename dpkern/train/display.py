@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..base import collapse
 from ..privacy.accounting import shown_bound, shown_lower_bound
 from ..privacy.accounting.shown import ShownBound
 
@@ -131,11 +132,13 @@ class SummaryTable:
 def print_summary(console: Console, summary: Mapping[str, Any], shown: SummaryTable) -> None:
     """Print the end of a run; claimed and certified epsilon side by side, then the results."""
     stopped = "yes: its weights stay as they were then" if summary.get("diverged") else None
+    outputs = collapse.of_facts(summary)
     rows: list[tuple[str, Any]] = [
         ("epsilon", epsilons(summary)),
         ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
         *shown.results,
+        ("outputs", None if outputs is None else outputs.sentence),
         ("epsilon if seed secret", upper(summary.get("epsilon_if_seed_secret"))),
         ("delta", upper(summary["delta"])),
         *(("warning", text) for text in summary["warnings"]),
@@ -144,6 +147,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], shown: SummaryTa
         ("report", summary["report"]),
         ("checkpoint", summary["checkpoint"]),
         ("figure", summary["figure"]),
+        ("page", summary["page"]),
         ("diverged", stopped),
         *(("note", f"{note['id']}: {note['text']}") for note in summary["notes"]),
         *(("data", note) for note in shown.data),

@@ -54,7 +54,11 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> FigureSpec:
         as_claimed = summary["audit"]["epsilon_if_gaussian"]
         levels["audited"] = LowerBound(audited if as_claimed is None else as_claimed)
     delta = shown_bound(summary["delta"])
+    baselines = {"most frequent label": float(summary["majority_accuracy"])}
+    if summary["non_private_ceiling"] is not None:
+        baselines["not private"] = float(summary["non_private_ceiling"]["test_accuracy"])
     return FigureSpec(
+        baselines={"held-out accuracy": baselines},
         levels={epsilon: levels},
         title=f"{model} on {source}, {summary['mechanism']}, delta = {delta}",
         panels={
@@ -67,7 +71,8 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> FigureSpec:
 
 def shown(summary: Mapping[str, Any]) -> SummaryTable:
     """Return the rows of its table that only such a run has."""
-    public, ran_by = summary["public"], (summary["backend"], summary["environment"]["isa"])
+    public, isa = summary["public"], summary["environment"].get("isa")
+    ran_by = (summary["backend"] or summary["device"], isa)
     arithmetic = [part for part in (*ran_by, summary["arithmetic"]) if part]
     last: list[tuple[str, Any]] = []
     audit = summary["audit"]
@@ -87,6 +92,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
                 f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows "
                 f"(their most frequent label: {summary['majority_accuracy']:.2%})",
             ),
+            *_ceiling(summary),
         ),
         settings=(
             ("relation, sampling", f"{summary['relation']}, {summary['sampling']}"),
@@ -105,6 +111,14 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
         data=summary["data_warnings"],
         last=last,
     )
+
+
+def _ceiling(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the same run without privacy."""
+    found = summary["non_private_ceiling"]
+    if found is None:
+        return []
+    return [("without privacy", f"{found['test_accuracy']:.2%} ({found['note']})")]
 
 
 def _covered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -87,8 +87,9 @@ class TrainingSteps(Steps[Epoch]):
         """
         draw = torch.Generator().manual_seed(0)
         count = round(self.step.expected_batch_size)
-        x = torch.rand((count, *self.data.row_shape), generator=draw)
-        y = torch.randint(self.data.classes, (count,), generator=draw)
+        device = self.data.x_train.device
+        x = torch.rand((count, *self.data.row_shape), generator=draw).to(device)
+        y = torch.randint(self.data.classes, (count,), generator=draw).to(device)
         model = copy.deepcopy(self.model)
         step = DPStep(
             self.step.mechanism,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base.collapse import of_scores
 from ..base.rng import Key
 from ..base.threads import torch_threads
 from ..objective import moments
@@ -65,9 +66,12 @@ class FitSteps(Steps[FittedEpoch]):
 
     def accuracy(self) -> float:
         """Return the share of held-out rows that are classified right, in percent."""
+        return 100 * float((self.scores().argmax(1) == self._labels).double().mean())
+
+    def scores(self) -> torch.Tensor:
+        """Return the scores of held-out rows, ``[rows, classes]``."""
         assert self.weights is not None
-        told = (self._features.double() @ self.weights.T).argmax(1)
-        return 100 * float((told == self._labels).double().mean())
+        return self._features.double() @ self.weights.T
 
 
 class MomentsSession(BaseSession[SumsOptions, SurrogateOptions, FittedEpoch]):
@@ -151,6 +155,7 @@ class MomentsSession(BaseSession[SumsOptions, SurrogateOptions, FittedEpoch]):
             },
             "test_accuracy": self.steps.accuracy() if self.steps_done else None,
             "majority_accuracy": 100 * self.data.majority_accuracy,
+            **(of_scores(self.steps.scores()).facts() if self.steps_done else {}),
             "test_note": "held-out rows are not protected by epsilon",
             "steps": self.steps_done,
             "data_warnings": list(self.warnings),

@@ -181,6 +181,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             "test_accuracy": now.heldout_accuracy,
             "test_mse": now.heldout_mse,
             "test_bce": now.heldout_bce,
+            **self.training.spread()[0].facts(),
             "test_note": "held-out records are not protected by epsilon",
             "diverged": now.diverged,
             "steps": self.steps_done,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..base import validate
+from ..base.devices import training_device
 from ..base.errors import DPKernError, InvalidInput, PrivacyError
 from ..base.rng import Key
 from ..engine.demo.models import ALL_MODELS
@@ -227,7 +228,9 @@ class RunOptions:
     overwrite: bool = False
     figure: bool = True
     diagnostics: bool = False
+    ceiling: bool = False
     backend: str | None = None
+    device: str | None = None
     max_physical_batch_size: int = 256
     threads: int | None = None
     noise_source: str | None = None
@@ -235,6 +238,13 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         validate.choice((None, *SOURCES), noise_source=self.noise_source)
+        if training_device(self.device).type != "cpu" and self.audit is not None:
+            raise InvalidInput(
+                "device, audit",
+                expected="at most one of them: the audit runs on the processor",
+                got="both",
+                remedy="Leave --audit out, or train without --device.",
+            )
         if self.audit is not None:
             validate.integer(100, audit=self.audit)
         if self.threads is not None:

@@ -11,9 +11,13 @@ from typing import Any
 from ..base.json import dumps
 from ..base.outputs import write_atomically
 from ..base.validate import require
+from ..drawing import canvas, figure_files
+from ..drawing.canvas import FigureSize
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import ShownBound
 
+FONT = 9.5
+"""Points of a figure's text."""
 CERTIFIED = ("delta", "relation", "accountant", "certified_for")
 """The facts that a report repeats of its certificate, beside the epsilon."""
 
@@ -26,11 +30,13 @@ class FigureSpec:
         title: above all panels.
         panels: curves by name: one value for each epoch, None where it was not computed.
         levels: horizontal lines by panel and name.
+        baselines: lines to compare with, by panel and name; on the page only.
     """
 
     title: str
     panels: Mapping[str, Sequence[float | None]]
     levels: Mapping[str, Mapping[str, ShownBound]] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
@@ -55,18 +61,26 @@ def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> 
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_figure(path: Path, history: Sequence[Any], drawn: FigureSpec) -> None:
-    """Draw the panels over the epochs, side by side, as PNG.
+def write_figure(
+    path: Path, history: Sequence[Any], drawn: FigureSpec, *, collapsed: bool = False
+) -> None:
+    """Draw the panels over the epochs, side by side, as PNG and SVG.
 
-    An infinite value is said in words instead of drawn, and so is a run that diverged.
+    An infinite value is said in words instead of drawn, and so is a run that diverged, or whose
+    outputs are the same for every record.
 
     Raises:
         MissingDependency: without matplotlib.
     """
-    figures = require("matplotlib.figure")
-    agg = require("matplotlib.backends.backend_agg")
-    # Figure and canvas without pyplot: no global state, no display, works in any thread.
-    figure = figures.Figure(figsize=(2 + 3 * len(drawn.panels), 3.4), layout="constrained")
+    width = 2.0 + 3 * len(drawn.panels)
+    with canvas.styled(FigureSize(width=width, font=FONT)):
+        figure = _figure(history, drawn, width, collapsed=collapsed)
+        figure_files.save(figure, path.parent, path.stem)
+
+
+def _figure(history: Sequence[Any], drawn: FigureSpec, width: float, *, collapsed: bool) -> Any:
+    # Without pyplot: no display and no figure that stays open.
+    figure = require("matplotlib.figure").Figure(figsize=(width, 3.4), layout="constrained")
     epochs = [record.epoch for record in history]
     diverged = bool(history) and getattr(history[-1], "diverged", False)
     for number, (label, values) in enumerate(drawn.panels.items(), start=1):
@@ -74,7 +88,9 @@ def write_figure(path: Path, history: Sequence[Any], drawn: FigureSpec) -> None:
         axes.set_title(label)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
+        axes.grid(visible=True)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
         known = [
             (epoch, value)
             for epoch, value in zip(epochs, values, strict=True)
@@ -91,6 +107,6 @@ def write_figure(path: Path, history: Sequence[Any], drawn: FigureSpec) -> None:
             text = "infinite" if any(value is not None for value in values) else "spent at once"
             text = "diverged" if diverged else text
             axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
-    figure.suptitle(drawn.title)
-    canvas = agg.FigureCanvasAgg(figure)
-    write_atomically(path, lambda file: canvas.print_png(file))
+    same = "\nCOLLAPSED: every held-out record gets the same output"
+    figure.suptitle(drawn.title + (same if collapsed else ""))
+    return figure

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..base import dispatch
+from ..base.commit import commit
 from ..base.errors import BackendError
 from ..base.version import __version__
 from ..ops.backends import cpu
@@ -54,6 +55,7 @@ def environment(backend: str | None, threads: int) -> dict[str, Any]:
     """Describe the machine for a report; the instruction set is given if kernels were chosen."""
     facts: dict[str, Any] = {
         "dpkern": __version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

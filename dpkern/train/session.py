@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..base.collapse import of_scores
+from ..base.devices import training_device
 from ..engine.demo import models
 from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
@@ -15,7 +17,7 @@ from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
 from ..step.noise_tables import named
 from ..step.step import DPStep
-from . import checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
+from . import ceiling, checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
 from .base import BaseSession
 from .display import SummaryTable
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
@@ -43,7 +45,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     def _read(self) -> None:
         privacy = self.options.privacy
-        self.data: data.Dataset = privacy.load(privacy.data)
+        self.read_data: data.Dataset = privacy.load(privacy.data)
+        self.data: data.Dataset = self.read_data  # later with the labels that a mechanism released
         self.noise_source = named.source_of(self.options.run.noise_source)
 
     def data_in_words(self) -> str:
@@ -60,14 +63,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     def _prepare(self, saved: Mapping[str, Any] | None) -> None:
         privacy, run = self.options.privacy, self.options.run
-        model = models.build(
-            self.options.model.model,
-            row_shape=self.data.row_shape,
-            classes=self.data.classes,
-            init_seed=self.options.model.init_seed,
-            linear=self.options.model.linear,
-            norm=self.options.model.norm,
-        )
+        model = self._new_model()
         rows = len(self.data.x_train)
         batch_size = privacy.batch_of(rows)
         steps_per_epoch = rows // batch_size
@@ -105,6 +101,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
                 if saved is None
                 else replace(self.data, y_train=saved["responses"])
             )
+        device = training_device(run.device)
+        model = model.to(device)
         step = DPStep(
             label_privacy.WITHOUT_NOISE if local else mechanism,
             [p.detach() for p in model.parameters()],
@@ -133,7 +131,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
         self.steps = TrainingSteps(
-            data=self.data,
+            data=self.data.to(device),
             model=model,
             step=step,
             batches=batches,
@@ -148,6 +146,17 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             ),
             before=before,
             after=after,
+        )
+
+    def _new_model(self) -> torch.nn.Module:
+        """Return the model with its initial parameters."""
+        return models.build(
+            self.options.model.model,
+            row_shape=self.data.row_shape,
+            classes=self.data.classes,
+            init_seed=self.options.model.init_seed,
+            linear=self.options.model.linear,
+            norm=self.options.model.norm,
         )
 
     def _mechanism(
@@ -256,7 +265,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         )
 
     def _measured(self) -> dict[str, Any]:
-        loss, accuracy = models.evaluate(self.training.model, self.data.x_test, self.data.y_test)
+        model, data = self.training.model, self.training.data
+        loss, accuracy = models.evaluate(model, data.x_test, data.y_test)
         return {
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": None if self.local else self.options.privacy.max_grad_norm,
@@ -264,9 +274,26 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             "test_accuracy": accuracy,
             "majority_accuracy": self.data.majority_accuracy,
             "test_loss": loss,
+            **of_scores(models.scores(model, data.x_test)).facts(),
             "test_note": "held-out rows are not protected by epsilon",
+            "non_private_ceiling": self._ceiling(),
             "backend": self.backend,
+            "device": str(training_device(self.options.run.device)),
         }
+
+    def _ceiling(self) -> dict[str, Any] | None:
+        """Return the accuracy without privacy, once the run is complete and only if requested."""
+        if not self.options.run.ceiling or not self.steps.finished:
+            return None
+        device = training_device(self.options.run.device)
+        return ceiling.non_private_ceiling(
+            self.training, self._new_model().to(device), self.read_data.to(device)
+        )
+
+    def privacy_warnings(self, certificate: Mapping[str, Any] | None = None) -> list[str]:
+        """Return warnings; that of a requested ceiling among them."""
+        found = super().privacy_warnings(certificate)
+        return [*found, ceiling.WARNING] if self.options.run.ceiling else found
 
     def _example(self) -> tuple[Callable[[], object], str, int]:
         step = self.training.step

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..base import outputs as files
 from ..base.errors import InvalidInput
+from ..base.report import Report
 from ..base.validate import choice
 from . import checkpoint
 from .adlm import AdlmSession
@@ -30,12 +31,17 @@ NAMES = tuple(sorted(SESSIONS))
 """The names that ``--mechanism`` takes."""
 
 
-def make_session(given: Mapping[str, Any], auditor: Auditor | None = None) -> AnySession:
+def make_session(
+    given: Mapping[str, Any],
+    auditor: Auditor | None = None,
+    render: Callable[[Report], str] | None = None,
+) -> AnySession:
     """Make a checked session of the mechanism that is named, or that the resumed run has.
 
     Args:
         given: the options that were named; see ``BaseSession``.
         auditor: audits the run's step where that is requested.
+        render: makes the page of a run with a figure. None writes no page.
 
     Raises:
         DPKernError: an unknown mechanism, an option that it does not have, or whatever is wrong
@@ -52,7 +58,7 @@ def make_session(given: Mapping[str, Any], auditor: Auditor | None = None) -> An
                 got=value,
                 remedy=f"Leave --{option.replace('_', '-')} out.",
             )
-    return kind(given, auditor)
+    return kind(given, auditor, render)
 
 
 def _mechanism(given: Mapping[str, Any]) -> str:

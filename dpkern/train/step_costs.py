@@ -30,11 +30,18 @@ from ..base.counts import EXECUTED, FORMULA, Counts, weakest
 from ..cost._facts import facts_of
 from ..cost.counted import KERNELS, tally_of
 from ..cost.forms import FORMS
+from ..cost.op_time import line_of
+from ..cost.parts import NOISE_LINES
+from ..ops._draws import CdtDraws, SampleReads
 
 COUNTED_NUMBERS = 1 << 16
 """Largest number of trained values whose step is executed on scalars that count: about a second."""
 TIMED, ENOUGH = 3, 0.5
 """Maximum of timed steps, and the seconds after which there are enough of them."""
+NOT_COUNTED = (
+    "torch's own operations (forward and backward pass, and between ops), and what a ring of noise "
+    "makes on its thread: they are in the measured seconds alone"
+)
 _MOVED = ("LOAD", "STORE", "RNG")
 """Primitives that are bytes or random words, and no operations."""
 
@@ -47,6 +54,8 @@ class OpCosts:
     closed: Counts = field(default_factory=Counts)
     counted: Counts = field(default_factory=Counts)
     evidence: str = EXECUTED
+    noise: Counts = field(default_factory=Counts)
+    flops: int = 0
     declared_bytes: int = 0
     operand_bytes: int = 0
     seconds: float = 0.0
@@ -77,6 +86,9 @@ class _Recorder:
             row.seconds += time.perf_counter() - started
         row.calls += 1
         row.closed += form.of("exact")
+        noise = (i.counts for i in form.items if i.kind == "exact" and _is_noise(op.name, i.name))
+        row.noise += sum(noise, Counts())
+        row.flops += sum(i.floating for i in form.items)
         row.counted += counted
         row.evidence = weakest((row.evidence, evidence))
         row.declared_bytes += sum(i.bytes_read + i.bytes_written for i in form.items)
@@ -115,8 +127,11 @@ def costs_of(step: Callable[[], object], *, of: str, numbers: int) -> dict[str, 
     closed, counted = (sum(_operations(c) for c in cs) for cs in zip(*_pairs(found), strict=True))
     return {
         "of": of,
+        "not_counted": NOT_COUNTED,
         "closed": {
             "operations": closed,
+            "noise_operations": sum(_operations(row.noise) for row in found),
+            "flops": sum(row.flops for row in found),
             "bytes": sum(row.declared_bytes for row in found),
             "random_words": sum(row.closed["RNG"] for row in found),
         },
@@ -144,11 +159,17 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     closed, counted, measured = costs["closed"], costs["counted"], costs["measured"]
     said = (
-        f"{costs['of']}: {closed['operations']:,} operations, {closed['bytes']:,} bytes closed; "
+        f"{costs['of']}: {closed['operations']:,} operations "
+        f"({closed['noise_operations']:,} of them noise), {closed['bytes']:,} bytes closed; "
         f"{counted['operations']:,}, {counted['bytes']:,} counted ({counted['evidence']}); "
-        f"{1e3 * measured['seconds']:.3g} ms"
+        f"{1e3 * measured['seconds']:.3g} ms. Not counted: {costs['not_counted']}"
     )
     return [("costs", said)]
+
+
+def _is_noise(op: str, line: str) -> bool:
+    """Return whether a line of an op makes noise or releases it, within a fused update too."""
+    return op.startswith("noise.") or (op == "update.step" and line_of(line) in NOISE_LINES)
 
 
 def _can_count(op: str, given: dict[str, Any]) -> bool:
@@ -169,6 +190,7 @@ def _row(name: str, row: OpCosts) -> dict[str, Any]:
         "op": name,
         "calls": row.calls,
         "closed": dict(row.closed),
+        "closed_noise": dict(row.noise),
         "counted": dict(row.counted),
         "evidence": row.evidence,
         "bytes_closed": row.declared_bytes,
@@ -186,6 +208,8 @@ def _bytes_of(values: Any) -> int:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, CdtDraws | SampleReads):
+        return  # a table stays in the cache: closed forms read it for nothing too
     elif is_dataclass(value) and not isinstance(value, type):
         for part in fields(value):
             yield from _tensors(getattr(value, part.name))

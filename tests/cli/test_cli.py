@@ -16,7 +16,7 @@ import pytest
 import dpkern
 from dpkern import cli
 from dpkern.base import dispatch, errors
-from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
+from dpkern.base.outputs import CHECKPOINT, REPORT, RESULTS
 from dpkern.privacy.accounting.history import BATCHED_BITS
 from dpkern.train import Session
 from dpkern.train.options import CLIPPINGS
@@ -104,7 +104,7 @@ def test_default_output_directory_and_table(
     code, out, err = run(capsys, "train", "--data", points, "--noise-multiplier", "1", *SMALL)
     assert code == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert {p.name for p in folder.iterdir()} == {REPORT, CHECKPOINT, FIGURE}
+    assert {p.name for p in folder.iterdir()} == set(RESULTS)
     assert "differentially private" in out
     assert "held-out accuracy" in out
     assert "held-out loss" in err

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from dpkern import cli
+from dpkern.base.commit import version_with_commit
 from dpkern.base.counts import EXECUTED, FORMULA, WALK
 from dpkern.base.errors import DPKernError, InvalidInput
 from dpkern.base.report import Report
 from dpkern.commands import cost as cli_cost
+from dpkern.commands import predict as cli_predict
 from dpkern.cost.autoencoder import CORRECTED, PRINTED
 from tests.reports.cost_samples import REPORT
 
@@ -36,6 +38,8 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     assert out.count("\n") == 1
     found = json.loads(out, parse_constant=pytest.fail)
     assert isinstance(found, dict)
+    if code == 0:
+        assert found.pop("made")["version"] == 1
     return code, found
 
 
@@ -94,6 +98,7 @@ def test_sizes_and_processors_are_lists(
             "options": CORRECTED,
             "noise": None,
             "layer": None,
+            "batches": [1],
         }
     ]
     assert run(capsys, "compare", "--noise", "cdt, table", "--layer", "conv")[0] == 0
@@ -157,7 +162,9 @@ def test_files_are_written_and_said_on_standard_error(
     assert Path("few.html").read_text().startswith("<!doctype html>")
     code, out, err = run(capsys, "compare", "--format", "json", "--out", "deep/few.json")
     assert (code, out) == (0, "")
-    assert json.loads(Path("deep/few.json").read_text()) == {"one": 1}
+    written = json.loads(Path("deep/few.json").read_text())
+    assert written.pop("made")["report"] == "few"
+    assert written == {"one": 1, "made_by": f"dpkern {version_with_commit()}"}
     assert "deep/few.json" in err
 
 
@@ -183,7 +190,7 @@ def test_what_a_model_prints_stays_off_standard_output(
 
     monkeypatch.setattr(cli_cost.cost_model, "report", noisy)
     code, facts = run_json(capsys, "model", "mine:net", "--row-shape", "1,8,8")
-    assert (code, facts) == (0, {"model": "mine:net"})
+    assert (code, facts["model"]) == (0, "mine:net")
 
 
 def test_tables_of_noise(
@@ -253,14 +260,34 @@ def test_every_count_says_how_it_is_known(capsys: pytest.CaptureFixture[str]) ->
         "update.step": EXECUTED,
     }
     assert facts["evidence"] == FORMULA
-    _, facts = run_json(capsys, "compare", "--mechanisms", "spof,fm,dpsgd", "-n", "6", "-l", "3")
+    _, facts = run_json(capsys, "compare", "--mechanisms", "spof,fm", "-n", "6", "-l", "3")
     assert {m["name"]: m["evidence"] for m in facts["mechanisms"]} == {
         "spof": FORMULA,  # the constant, the sensitivity and the scaling are left out of it
         "fm": WALK,
-        "dpsgd": FORMULA,
     }
     _, out, _ = run(capsys, "count", "--mechanism", "dpsgd", "-n", "6", "-l", "3")
     assert "evidence" in out
+
+
+def test_a_prediction_takes_a_span_of_batches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def answer(model: str, **options: Any) -> Report:
+        asked.update(options, model=model)
+        return REPORT
+
+    monkeypatch.setattr(cli_predict.prediction, "report", answer)
+    given = ("predict", "gpt2-small", "--processor", "zen4:avx2", "--seq", "64", "--threads", "2")
+    code, _ = run_json(capsys, *given, "--batch", "32..200")
+    assert code == 0
+    assert (asked["model"], asked["batches"]) == ("gpt2-small", [32, 64, 128])
+    assert (asked["processor"], asked["positions"], asked["threads"]) == ("zen4:avx2", 64, 2)
+    for text in ("64..32", "0..8", "1..2..3", "few"):
+        code, facts = run_json(capsys, "predict", "gpt2-small", "--batch", text)
+        assert code != 0
+        assert "batch" in facts["error"]["name"]
 
 
 def test_modes_and_settings() -> None:

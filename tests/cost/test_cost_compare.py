@@ -9,7 +9,7 @@ import pytest
 
 from dpkern.base.errors import InvalidInput
 from dpkern.base.report import Report
-from dpkern.cost import compare, count, processors
+from dpkern.cost import compare, comparison, count, processors
 from dpkern.cost.autoencoder import CORRECTED, CountOptions, op_count
 from dpkern.cost.sensitivity import crossovers, reduction, sensitivities
 from dpkern.cost.systems import SYSTEMS
@@ -217,6 +217,52 @@ def test_whole_steps_compare_and_other_work_is_said() -> None:
     assert {fact["scope"] for fact in report.facts["mechanisms"]} == {SYSTEMS["dpsgd"].scope}
     assert report.facts["corrections"] == report.facts["execution"] == []
     assert [fact["up_to"] for fact in report.facts["crossovers"]] == [128, 6]
-    assert not any("different work" in note for note in report.notes)
-    mixed = compare.report(["spof", "dpsgd"], sizes=[(6, 3)])
-    assert any("different work" in note for note in mixed.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "got"),
+    [
+        (["spof", "dpsgd"], "DP-SGD: 27 parameters of a dense layer"),
+        (["randomized_response", "dpsgd"], "Randomized response: 0 parameters|27 parameters"),
+    ],
+)
+def test_mechanisms_of_unequal_work_are_refused(names: list[str], got: str) -> None:
+    with pytest.raises(InvalidInput, match=f"mechanisms: expected equal work.*({got})"):
+        compare.report(names, sizes=[(6, 3)])
+
+
+def test_layers_of_unequal_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circulant layer has fewer parameters than a dense one of its outer sizes."""
+    monkeypatch.setattr(comparison, "_layer", lambda systems, layer: None)
+    with pytest.raises(InvalidInput, match=r"1,536 parameters of a circulant.*263,168 parameters"):
+        compare.report(["gredp", "dpsgd"], sizes=[(512, 512)])
+
+
+def test_norms_grow_with_the_batch_and_noise_does_not() -> None:
+    report = compare.report(["dpsgd-automatic", "dpsgd"], sizes=[(6, 3)], batches=[1, 64])
+    whole(report)
+    one, many = (f for f in report.facts["costs"] if f["mechanism"] == "dpsgd")
+    assert (one["batch"], many["batch"]) == (1, 64)
+    assert one["parameters"] == 27
+    for part in ("noise", "update", "maps and learning"):
+        assert one["parts"][part] == many["parts"][part]
+    grown = many["parts"]["norms and sums"] / one["parts"]["norms and sums"]
+    assert grown == pytest.approx(64, rel=0.1)
+    for fact in (one, many):
+        assert sum(fact["parts"].values()) == pytest.approx(fact["cost"])
+        assert fact["per_sample"] == pytest.approx(fact["cost"] / fact["batch"], rel=1e-5)
+        assert fact["per_parameter"] == pytest.approx(fact["cost"] / 27, rel=1e-5)
+    assert "27 parameters of a dense layer each, 1 sample" in report.summary
+    with pytest.raises(InvalidInput, match="batch: expected 1 with SPOF, got 2"):
+        compare.report(batches=[2])
+    with pytest.raises(InvalidInput, match="batch: expected an int >= 1"):
+        compare.report(["gredp", "dpsgd"], batches=[0])
+
+
+def test_a_tile_of_draws_is_no_crossover() -> None:
+    """The kernel's tile decides between n = 32 and 34; the mechanisms do not."""
+    report = compare.report(["pruned", "dpsgd"], sizes=[(32, 16)], processors=["zen4"])
+    assert all(fact["points"] == [] for fact in report.facts["crossovers"])
+    assert "from n" not in report.summary
+    assert not any(table.title == "Crossovers" for table in report.tables)
+    assert any("No crossover against DP-SGD" in note for note in report.notes)

@@ -47,19 +47,43 @@ def test_every_number_that_ships_has_a_source_and_every_gap_a_reason(name: str) 
     assert bool(machine.machine) == bool(machine.machine_source)
 
 
-@pytest.mark.parametrize("name", processors.available())
+ROTATIONS = {
+    "k7": {"ADD": 21, "OR": 20, "XOR": 20, "SHIFT": 40},
+    "v100": {"INT": 21, "XOR": 20, "SHIFT": 20},
+    "h100": {"INT": 61},
+    "h200": {"INT": 61},
+    "zen4": {"INT": 21, "XOR": 20, "ROTATE": 20},
+    "icelake": {"INT": 21, "XOR": 20, "ROTATE": 20},
+    "zen4:avx2": {"INT": 21, "XOR": 20, "SHUFFLE": 10, "SHIFT": 20, "OR": 10},
+    "icelake:avx2": {"INT": 21, "XOR": 20, "SHUFFLE": 10, "SHIFT": 20, "OR": 10},
+}
+"""A word of the cipher where a rotation is one instruction, two shifts and an or, or a shuffle."""
+
+
+@pytest.mark.parametrize("name", [*processors.available(), "zen4:avx2", "icelake:avx2"])
 def test_a_random_word_is_a_sixteenth_of_the_cipher(name: str) -> None:
     machine = processors.load(name)
     if "RNG" in machine.missing:
         return
-    block = machine.price({"RNG": 16})
-    additions = {"ADD": "INT"} if "INT" in machine.costs else {}
-    cipher = {additions.get(p, p): n for p, n in CIPHER[20].items()}
-    expected = sum(
-        n * (machine.costs[p] if p in machine.costs else machine.price({p: 1}))
-        for p, n in cipher.items()
-    )
-    assert block == pytest.approx(expected, rel=1e-12)
+    word = {p: n // 16 for p, n in CIPHER[20].items()}
+    assert word == ROTATIONS["k7"]
+    assert dict(machine.made_of["RNG"]) == ROTATIONS[name]
+    expected = sum(n * machine.costs[p] for p, n in ROTATIONS[name].items())
+    assert machine.price({"RNG": 1}) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_busiest_unit_or_the_start_decides() -> None:
+    zen4 = processors.load("zen4")
+    assert zen4.clocks({"ADD": 16, "MUL": 16}) == 1  # two units of their own
+    assert zen4.clocks({"ADD": 16, "CVT": 16}) == 2  # one unit
+    assert zen4.clocks({"INT": 0, "XOR": 32, "ADD": 16}) == 1.5  # 48 of 32 that start
+    with pytest.raises(InvalidInput, match=r"sets.neon: expected one of avx2"):
+        processors.load("zen4:neon")
+    text = OWN + '[pipes]\nall = ["ADD", "TAN"]\n'
+    with pytest.raises(InvalidInput, match=r"pipes.all: expected priced operations"):
+        processors.parse(text, where="own.toml")
+    with pytest.raises(InvalidInput, match="issue: expected a finite number > 0"):
+        processors.parse("issue = 0\n" + OWN, where="own.toml")
 
 
 def test_k7_is_the_source_s() -> None:
@@ -74,8 +98,8 @@ def test_k7_is_the_source_s() -> None:
 @pytest.mark.parametrize(
     ("name", "counts", "expected"),
     [
-        ("zen4", Counts(ADD=4, DIV=1, SQRT=1), (2 + 3 + 5) / 4),
-        ("icelake", Counts(MUL=2, SQRT=2, MUX=3), (1 + 6 + 2) / 4),
+        ("zen4", Counts(ADD=4, DIV=1, SQRT=1), (2 + 3 + 5) / 8),
+        ("icelake", Counts(MUL=2, SQRT=2, MUX=4), (1 + 24 + 2) / 16),
         ("v100", Counts(ADD=64, DIV=64), 1 + 4 + 1),
         ("h100", Counts(ADD=128, SQRT=8, AND=64), 1 + 1 + 1),
     ],

@@ -204,3 +204,36 @@ def test_the_least_integer_which_nan_becomes_is_refused() -> None:
         moments.contributions(mechanism, features, torch.zeros(50, dtype=torch.int64))
     with pytest.raises(PrivacyError, match=r"^features: expected"):
         to_radius(torch.tensor([[-(2**63), 0]]), 100)
+
+
+def test_a_list_of_sizes_is_a_shape() -> None:
+    mapped = FeatureMap(map="scattering", row_shape=[9, 10])  # type: ignore[arg-type]
+    assert mapped == FeatureMap(map="scattering", row_shape=(9, 10))
+    assert mapped(images((9, 10), 3), radius=99).shape == (3, mapped.length)
+
+
+@pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+def test_no_rows_have_no_features(fields: dict[str, Any]) -> None:
+    mapped = FeatureMap(**fields)
+    assert mapped(torch.zeros(0, *mapped.row_shape), radius=9).shape == (0, mapped.length)
+
+
+@pytest.mark.parametrize("shape", [(), 28, (0, 3), (28, 2.5), "28"])
+def test_shapes_that_are_none_are_refused(shape: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^row_shape: expected"):
+        FeatureMap(row_shape=shape)
+
+
+def test_arrays_and_radii_below_one_are_refused() -> None:
+    mapped = FeatureMap(row_shape=(7,))
+    with pytest.raises(InvalidInput, match=r"^x: expected a torch.Tensor"):
+        mapped(np.zeros((2, 7)), radius=9)  # type: ignore[arg-type]
+    for radius in (0, -3, 2.5):
+        with pytest.raises(InvalidInput, match=r"^radius: expected"):
+            mapped(images((7,)), radius=radius)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight", [1e300, 1e-300, 1e4, 0.0])
+def test_weights_that_leave_one_sum_without_noise_are_refused(weight: float) -> None:
+    with pytest.raises(InvalidInput, match=r"^weight: expected"):
+        ObjectiveRelease(epsilon=1.0, length=4, classes=2, weight=weight)

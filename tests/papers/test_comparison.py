@@ -54,4 +54,5 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_tuning_does_not_look_at_the_seeds_of_the_table() -> None:
     assert comparison.TUNING_SEED not in range(comparison.SEEDS)
-    assert comparison.tuned(QUICK, CORRECTED[0], 3.0) in CORRECTED[0].grid
+    entry = CORRECTED[0]
+    assert comparison.tuned(QUICK, [(entry, 3.0)])[entry.label, 3.0] in entry.grid

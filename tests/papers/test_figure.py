@@ -39,8 +39,12 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(figures, "Figure", Kept)
 
     def draw(*panels: Panel) -> Any:
-        figure.draw(panels, "headline", tmp_path / "x.png")
-        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+        paths = figure.draw(panels, "headline", tmp_path, "x")
+        assert paths["png"].read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in paths["svg"].read_bytes()
+        before = paths["svg"].read_bytes()
+        figure.draw(panels, "headline", tmp_path, "x")
+        assert paths["svg"].read_bytes() == before, "the same figure gives the same file"
         return made[-1]
 
     return draw

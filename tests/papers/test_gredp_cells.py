@@ -13,9 +13,10 @@ import torch
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, data_roots, reproduce, runner
-from dpkern.papers.directional import training as directional
+from dpkern.papers.directional import cases as directional
 from dpkern.papers.gredp import cells
 from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
+from dpkern.papers.verdict import UNDECIDED
 from dpkern.privacy import accounting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,6 +161,36 @@ def test_printed_values_stand_beside_the_same_data_only(mnist: str, runs: FakeRu
     generated = reproduce("gredp", "table1", ItemRequest(quick=True))
     assert generated.rows[1].published == "92.7 on other data (mnist)"
     assert real.rows[-1].published is None
+
+
+def test_accuracies_are_judged_at_the_sources_sizes_only(
+    mnist: str, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer rows, other files, another length, batch or rate decide nothing."""
+    pytest.importorskip("dp_accounting")
+
+    def open_reasons(**more: Any) -> set[str]:
+        request = ItemRequest(quick=False, data=f"mnist={mnist}", seeds=5, **more)
+        found = reproduce("gredp", "table1", request)
+        judged = [one for one in found.verdicts if "accura" in one.claim]
+        assert len(judged) == 7
+        return {one.reason for one in judged if one.verdict == UNDECIDED}
+
+    (others,) = open_reasons()
+    assert others.endswith("not on all of mnist as published")
+    loaded = runner.datasets.load
+    monkeypatch.setattr(
+        runner.datasets, "load", lambda name: runner.replace(loaded(name), warnings=())
+    )
+    assert open_reasons() <= {"the interval of the difference contains 0"}
+    for more, said in (
+        ({"epochs": 3}, "epochs 3 instead of 30"),
+        ({"lr": 0.5}, "lr 0.5 instead of 0.01"),
+        ({"batch_size": 20}, "batch size 20 instead of 500"),
+    ):
+        assert open_reasons(**more) == {said}
+    assert len(open_reasons(rows=40)) == 1
+    assert not ItemRequest(epochs=30, batch_size=500).departure(epochs=30, batch_size=500)
 
 
 @pytest.mark.parametrize("item", ["fig3", "fig4", "fig5", "by-eps", "table8"])

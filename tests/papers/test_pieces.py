@@ -12,7 +12,16 @@ from rich.console import Console
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
-from dpkern.papers import PAPERS, CachedRun, ComparisonRow, ItemRequest, Result, ResultCache, names
+from dpkern.papers import (
+    PAPERS,
+    CachedRun,
+    ComparisonRow,
+    ItemRequest,
+    Result,
+    ResultCache,
+    names,
+    show,
+)
 from dpkern.papers import catalogue as catalogue_module
 from dpkern.papers import cli as cli_reproduce
 from dpkern.papers.pieces import FOLDER, OnStep
@@ -110,10 +119,10 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, damage: str) -> None
 def test_the_bar_shows_pieces_only() -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
-    with cli_reproduce._watching("p one", console):
+    with show.watching("p one", console):
         pass
     assert not shown.getvalue()
-    with cli_reproduce._watching("p one", console) as bar:
+    with show.watching("p one", console) as bar:
         ItemRequest(watch=bar).through([piece(Counting())])
     assert "p one, x (1 of 1)" in shown.getvalue()
 

@@ -8,6 +8,7 @@ import math
 import sys
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache
 
@@ -19,14 +20,15 @@ from dpkern.base import dispatch
 from dpkern.base.dispatch import OPS
 from dpkern.base.errors import DPKernError, InvalidInput, UnsupportedModule
 from dpkern.base.op_cost import Cost
+from dpkern.base.rng import Key, Purpose
 from dpkern.engine.parameter import PrivateParameter
-from dpkern.ops import ghost
+from dpkern.engine.subject import BenchmarkModel, subject
+from dpkern.ops import ghost, update
 from dpkern.privacy.mechanisms import DPSGD
 from dpkern.reports import layers, model, roofline
 from dpkern.reports.measured import Measured, Side, fields_of, measure
 from dpkern.reports.model import report
-from dpkern.reports.subject import BenchmarkModel, subject
-from dpkern.reports.trace import PHASES, REST, ROOT, phase_of
+from dpkern.reports.trace import PHASES, REST, ROOT, StepTracer, phase_of
 
 FLAT = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
 PER_LAYER = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float", clipping="per_layer")
@@ -187,7 +189,43 @@ def test_every_call_is_attributed(case):
             assert len(call.shares) == 1, call.op
     for parameterised in known:
         phases = {c.phase for c in measured.private.ops if parameterised in dict(c.shares)}
-        assert {"sums", "noise and update"} <= phases, parameterised
+        assert {"sums", "update"} <= phases, parameterised
+
+
+def test_noise_is_apart_from_the_update_and_both_are_the_fused_calls(case):
+    _, measured = case
+    side = measured.private
+    split = {phase: sum(s for (p, _), s in side.seconds.items() if p == phase) for phase in PHASES}
+    fused = sum(call.seconds for call in side.ops if call.op.startswith(("update.", "noise.")))
+    assert split["noise"] + split["update"] == pytest.approx(fused)
+    assert split["noise"] > 0
+    assert split["update"] > 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_looking_at_an_update_without_its_noise_changes_nothing(whole):
+    model, found = torch.nn.Linear(600, 2, bias=False), []
+    rule = update.SGD(lr=0.1, momentum=0.9)
+    for traced in (False, True):
+        params = [model.weight.detach().clone()]
+        sums = [torch.arange(1200, dtype=torch.float32).reshape(2, 600)]
+        if whole:
+            sums = [sums[0].to(torch.int32)]
+        state = rule.init(params)
+        noise = update.Noise(
+            distribution="gaussian",
+            scales=(2.0,),
+            stream=Key.from_unsafe_seed(0).stream(Purpose.NOISE, 0),
+            positions=(0,),
+            rounding=Key.from_unsafe_seed(0).stream(Purpose.ROUNDING, 0),
+        )
+        tracer = StepTracer(model)
+        with tracer.running("between ops"), tracer.watching() if traced else nullcontext():
+            update.step(params, sums, rule=rule, state=state, noise=noise)
+        assert len(tracer.calls) == traced
+        found.append((params[0], sums[0], *state.buffers["momentum_buffer"]))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_layers_that_share_an_input_get_their_own_work(cases):
@@ -262,12 +300,20 @@ def test_the_report_is_whole(monkeypatch):
     assert facts["parameters"] == sum(p.numel() for p in made.parameters())
     phases = facts["phases"]["private"]
     assert math.isclose(sum(phases.values()), facts["traced_seconds"]["private"], rel_tol=1e-9)
+    whole = found.tables[0].rows[-1]  # the headline's numbers, and the table's
+    assert whole[1] == pytest.approx(1e3 * facts["step_seconds"]["private"])
+    assert whole[3] == pytest.approx(facts["ratio"])
+    assert f"{whole[3]:.4g} times" in found.summary
+    assert f"takes {whole[1]:.4g} ms" in found.summary
+    assert f"the {whole[2]:.4g} ms" in found.summary
     assert len(facts["calls"]) == sum(op["calls"] for op in facts["ops"])
     assert [row["layer"] for row in facts["layers"]] == [
         *(ROOT, "wide", "point", "norm", "head", REST),
     ]
-    own = facts["energy"]["private"]
-    assert own["joules"] == pytest.approx(own["computing"] + own["random words"] + own["memory"])
+    for end in ("low", "high"):
+        own = facts["energy"]["private"][end]
+        parts = own["computing"] + own["random words"] + own["memory"]
+        assert own["joules"] == pytest.approx(parts)
     assert bool(facts["hardware_counters"]["note"]) != bool(facts["hardware_counters"]["private"])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpkern.base.counts import CIPHER
-from dpkern.reports import machine, roofline
+from dpkern.reports import energy_meter, machine, roofline
 from dpkern.reports.energy import energy
 from dpkern.reports.roofline import Limits, Point
 from dpkern.reports.trace import BACKWARD, FORWARD, REST, ROOT, StepTracer, divided, layer_of
@@ -116,13 +116,38 @@ def test_the_roofline():
     assert figure.series[1].y == [1000 / 12.5 / 1e9]
 
 
-def test_the_energy_proxy():
+def test_the_energy_of_counted_work_is_a_range():
     block = sum(CIPHER[20].values())  # 32-bit operations for 16 words
-    found = energy(bytes=8, flops=2, words=16, rounds=20)
-    assert found.flops == pytest.approx(4.6e-12)
-    assert found.bytes == pytest.approx(1.3e-9)
-    assert found.words == pytest.approx(block * 0.1e-12)
-    assert found.total == found.flops + found.words + found.bytes
+    low, high = energy(bytes=8, flops=2, words=16, rounds=20)
+    assert (low.flops, high.flops) == (pytest.approx(1.69e-12), pytest.approx(4.6e-12))
+    assert (low.bytes, high.bytes) == (pytest.approx(14e-12), pytest.approx(1.3e-9))
+    assert (low.words, high.words) == tuple(pytest.approx(block * e) for e in (0.03e-12, 0.1e-12))
+    for found in (low, high):
+        assert found.total == found.flops + found.words + found.bytes
+
+
+def test_energy_counters_are_read_where_they_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy_meter, "_gpu_counters", dict)
+    assert "this machine shows none" in energy_meter.EnergyMeter(tmp_path).reason
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "name").write_text("package-0\n")
+    meter = energy_meter.EnergyMeter(tmp_path)
+    assert "only root" in meter.reason
+    assert meter.measure(lambda: None, 3) == {}
+    counter = zone / "energy_uj"
+    counter.write_text("1000000\n")
+
+    def work():
+        counter.write_text(str(int(counter.read_text()) + 250_000))
+
+    meter = energy_meter.EnergyMeter(tmp_path)
+    assert meter.reason == ""
+    assert meter.measure(work, 4) == {"intel-rapl:0": 0.25}
+    (zone / "max_energy_range_uj").write_text("3000000")
+    counter.write_text("2900000")
+    again = meter.measure(lambda: counter.write_text("100000"), 1)  # began again at 0
+    assert again == {"intel-rapl:0": pytest.approx(0.2)}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

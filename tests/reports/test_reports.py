@@ -8,16 +8,20 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from importlib.resources import files as resources
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
+from dpkern.base.commit import version_with_commit
 from dpkern.base.errors import InvalidInput, MissingDependency
 from dpkern.base.report import Figure, Report, ReportTable, Series
-from dpkern.reports import bars, colors, figures, files, labels, number_format, text
+from dpkern.drawing import colors, number_format
+from dpkern.reports import bars, figures, files, labels, text
 from dpkern.reports.page import tied
 from tests.reports.cost_samples import PER_LAYER, REPORT, ROOFLINE, STACKED
 
@@ -149,7 +153,9 @@ def test_tables_are_tables(parsed: Page) -> None:
 
 def test_page_embeds_the_facts_and_escapes_everything(source: str, parsed: Page) -> None:
     assert parsed.named("script") == [{"type": "application/json", "id": "facts"}]
-    assert json.loads(parsed.said["script"][0]) == json.loads(text.as_json(REPORT))
+    wanted = json.loads(text.as_json(REPORT))
+    del wanted["made"]  # the page is the same whenever it is made
+    assert json.loads(parsed.said["script"][0]) == wanted
     assert "<on paper>" not in source
     assert parsed.said["h1"] == [REPORT.title]
 
@@ -256,7 +262,40 @@ def test_json_is_the_facts_on_one_line() -> None:
     rendered = files.render(REPORT, "json")
     assert rendered.count("\n") == 1
     found = json.loads(rendered, parse_constant=pytest.fail)
+    made = found.pop("made")
+    assert found.pop("made_by") == f"dpkern {version_with_commit()}"
     assert found == {**REPORT.facts, "limit": "inf"}
+    assert (made["schema"], made["version"], made["report"]) == ("dpkern.cost", 1, REPORT.name)
+    assert datetime.fromisoformat(made["date"]).tzinfo is not None
+    assert made["host"]
+
+
+def test_each_table_is_a_tidy_csv_of_its_own(tmp_path: Path) -> None:
+    written = files.write_tables(REPORT, tmp_path)
+    assert len(written) == len(REPORT.tables) == len(set(written))
+    for path, table in zip(written, REPORT.tables, strict=True):
+        rows = list(csv.reader(path.read_text().splitlines()))
+        assert rows[0] == list(table.columns)
+        assert rows[1:] == [["" if v is None else str(v) for v in row] for row in table.rows]
+
+
+def test_a_table_that_is_too_wide_is_split_and_no_word_is_broken() -> None:
+    columns = ("n", "mechanism", *(f"long heading {i}" for i in range(9)))
+    wide = ReportTable(
+        title="Wide", columns=columns, rows=[(14, "a_name_of.several.parts", *range(9))] * 2
+    )
+    parts = text.fitted(wide, 80)
+    assert len(parts) > 1
+    assert all(part.columns[:2] == ["n", "mechanism"] for part in parts)
+    assert [c for part in parts for c in part.columns[2:]] == list(columns[2:])
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        text.as_text(Report(name="w", title="t", summary="s", facts={}, tables=[wide]), console)
+    said = captured.get()
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("heading") == 9
+    assert said.count("mechanism") == len(parts)
+    assert text.fitted(wide, 400) == [wide]
 
 
 def test_csv_has_every_table() -> None:

@@ -10,6 +10,10 @@ import torch
 
 from dpkern.base.counts import Counts, Item, Itemised
 from dpkern.cost.forms import FORMS
+from dpkern.ops.update import SGD
+from dpkern.privacy.mechanisms import DPSGD
+from dpkern.step import DPStep
+from dpkern.step.noise_tables.named import source_of
 from dpkern.train import Session, step_costs
 from dpkern.train.session_factory import make_session
 
@@ -43,6 +47,7 @@ def test_a_report_has_the_costs_of_a_step(tmp_path: Path, arithmetic: str) -> No
         assert costs[part]["bytes"] == sum(row[f"bytes_{part}"] for row in costs["ops"])
     shown = dict(session._shown(summary).settings)
     assert f"{costs['closed']['operations']:,} operations" in shown["costs"]
+    assert "Not counted: torch's own operations" in shown["costs"]
 
 
 def test_costs_change_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +90,31 @@ def test_large_steps_are_counted_by_their_forms(
     counted = Session(given(tmp_path)).run()["costs"]["counted"]
     assert counted["executed_ops"] == []
     assert counted["evidence"] == "formula"
+
+
+def test_a_table_that_stays_in_the_cache_adds_no_bytes() -> None:
+    """Closed forms read a table for nothing, and so do the counted bytes."""
+    found = []
+    for source in ("inline", "cdt", "table"):
+        step = DPStep(
+            DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float"),
+            [torch.zeros(50, 3)],
+            optimizer=SGD(lr=0.1),
+            unsafe_seed=1,
+            noise_source=source_of(source),
+            sample_rate=0.1,
+            expected_batch_size=1.0,
+        )
+
+        def train(step: DPStep = step) -> None:
+            step.add([torch.ones(2, 50, 3)])
+            step.finish()
+
+        costs = step_costs.costs_of(train, of="a step", numbers=150)
+        found.append((costs["closed"]["bytes"], costs["counted"]["bytes"]))
+        assert "torch's own operations" in costs["not_counted"]
+        assert "ring" in costs["not_counted"]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("source", ["inline", "ring", "cdt", "table"])

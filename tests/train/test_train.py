@@ -19,7 +19,7 @@ import torch
 import dpkern.train.session
 from dpkern.base import dispatch
 from dpkern.base.errors import DPKernError, InvalidInput, PrivacyError
-from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT, write_atomically
+from dpkern.base.outputs import CHECKPOINT, FIGURE, PAGE, REPORT, RESULTS, write_atomically
 from dpkern.base.rng import Purpose
 from dpkern.engine.demo.models import evaluate
 from dpkern.engine.parameter import PrivateParameter
@@ -125,7 +125,7 @@ def test_the_model_is_private_while_it_trains_and_ordinary_in_checkpoints(
 def test_what_a_run_writes(options: dict[str, Any]) -> None:
     summary = Session(options | {"figure": True}).run()
     out = options["out"]
-    assert sorted(p.name for p in out.iterdir()) == sorted((REPORT, CHECKPOINT, FIGURE))
+    assert sorted(p.name for p in out.iterdir()) == sorted(set(RESULTS) - {PAGE})
     written = json.loads((out / REPORT).read_text(), parse_constant=pytest.fail)
     history = written.pop("history")
     assert written == summary

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput, PrivacyError
-from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
+from dpkern.base.outputs import CHECKPOINT, PAGE, REPORT, RESULTS
+from dpkern.base.report import Report
 from dpkern.train import checkpoint
 from dpkern.train.objective_report import Reconstruction
 from dpkern.train.report import FigureSpec, statement, write_figure
@@ -37,6 +38,7 @@ COMMON = {
     *("non_private", "notes", "delta", "relation", "accountant", "certified_for"),
     *("test_accuracy", "test_note", "seconds", "report", "checkpoint", "figure", "steps"),
     *("certificate", "public", "options", "environment", "epsilon_if_seed_secret"),
+    *("collapsed", "output_spread"),
 }
 
 
@@ -123,7 +125,7 @@ def test_what_every_report_says(options: dict[str, Any]) -> None:
     written = json.loads((options["out"] / REPORT).read_text(), parse_constant=pytest.fail)
     assert len(written.pop("history")) == 2
     assert written == summary
-    assert {path.name for path in options["out"].iterdir()} == {REPORT, CHECKPOINT, FIGURE}
+    assert {path.name for path in options["out"].iterdir()} == set(RESULTS) - {PAGE}
     assert summary["statement"] == "not private against anyone who knows the seed of the noise"
     assert checkpoint.read(options["out"] / CHECKPOINT, kind=session.FORMAT)["seconds"] > 0
     with pytest.raises(InvalidInput, match="complete after 8 steps"):
@@ -215,3 +217,66 @@ def test_a_figure_says_in_words_what_it_cannot_draw(
     broken = FigureSpec(title="b", panels={"drawn": [1.0, math.nan]})
     write_figure(tmp_path / "b.png", ended, broken)
     assert words == ["diverged"]
+
+
+def test_a_constant_is_said_in_report_table_and_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    given = ["--data", str(rows(tmp_path)), "--model", "linear", "--batch-size", "12"]
+    given += ["--epochs", "1", "--unsafe-seed", "7", "--threads", "1"]
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        title = figures.Figure.suptitle
+        patch.setattr(
+            figures.Figure,
+            "suptitle",
+            lambda self, text, **more: told.append(text) or title(self, text, **more),
+        )
+        # Noise of this size moves the bias so far that one class is told to every row.
+        for name, noise, lr in (("drowned", "500", "1000"), ("quiet", "0.1", "0.1")):
+            out = ["--out", str(tmp_path / name), "--noise-multiplier", noise, "--lr", lr]
+            assert cli.main(["train", *given, *out]) == 0
+    drowned, quiet = (
+        json.loads((tmp_path / name / REPORT).read_text()) for name in ("drowned", "quiet")
+    )
+    assert (drowned["collapsed"], drowned["classes_told"]) == (True, 1)
+    assert (quiet["collapsed"], quiet["output_spread"] > 1e-3) == (False, True)
+    assert "COLLAPSED" in told[0]
+    assert "COLLAPSED" not in told[1]
+    assert capsys.readouterr().out.count("COLLAPSED") == 1
+
+
+def test_a_run_with_a_figure_hands_its_page_to_the_renderer(options: dict[str, Any]) -> None:
+    reports: list[Report] = []
+
+    def render(report: Report) -> str:
+        reports.append(report)
+        return "the page"
+
+    session = make_session(options | {"figure": True}, render=render)
+    summary = session.run()
+    (report,) = reports
+    assert summary["page"] == str(options["out"] / PAGE)
+    assert (options["out"] / PAGE).read_text() == "the page"
+    assert summary["statement"] in report.summary
+    assert any(note.startswith("Epsilon covers the parameters") for note in report.notes)
+    claimed, certified, audited = report.tables[0].rows
+    assert (claimed[0], certified[:2], audited[:2]) == (
+        "claimed",
+        ("certified", "none"),  # the seed is known
+        ("audited", "not audited"),
+    )
+    steps = [record.step for record in session.history]
+    for figure in report.figures:
+        assert set(figure.series[0].x) <= set(steps)
+        assert all(len(series.x) == len(series.y) for series in figure.series)
+    absent = [note for note in report.notes if "no finite values" in note]
+    assert len(report.figures) + len(absent) >= 2
+    assert len(report.facts["history"]) == len(steps)
+
+
+def test_without_a_figure_there_is_no_page(options: dict[str, Any]) -> None:
+    session = make_session(options, render=lambda report: pytest.fail("rendered"))
+    assert session.run()["page"] is None
+    assert not (options["out"] / PAGE).exists()

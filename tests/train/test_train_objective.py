@@ -11,7 +11,7 @@ import torch
 from dpkern import cli
 from dpkern.base import dispatch
 from dpkern.base.errors import BackendError, InvalidInput, PrivacyError
-from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
+from dpkern.base.outputs import FIGURE, PAGE, REPORT, RESULTS
 from dpkern.base.rng import Key, Purpose
 from dpkern.objective import SpofTraining, VisitSchedule
 from dpkern.objective.records import load
@@ -73,7 +73,7 @@ def table(path: Path, rows: int = 30) -> Path:
 def test_what_a_run_writes(options: dict[str, Any]) -> None:
     summary = started(options | {"figure": True}).run()
     out = options["out"]
-    assert sorted(p.name for p in out.iterdir()) == sorted((REPORT, CHECKPOINT, FIGURE))
+    assert sorted(p.name for p in out.iterdir()) == sorted(set(RESULTS) - {PAGE})
     written = json.loads((out / REPORT).read_text(), parse_constant=pytest.fail)
     history = written.pop("history")
     assert written == summary

@@ -51,12 +51,12 @@ def step(
     made = Itemised()
     kind = sums[0].dtype
     floats = kind not in INTEGERS
-    gradient, flops = n * (Counts(MUL=1) + _CHECKED), n
+    gradient, flops, line = n * (Counts(MUL=1) + _CHECKED), n, "gradient"
     if noise is not None:
         gradient = noise_forms.released(n, kind) + (
             n * Counts(ADD=1, MUL=1) if floats else n * _CELL
         )
-        flops = noise_forms.release_flops(n, kind) + n
+        flops, line = noise_forms.release_flops(n, kind) + n, "release"
         for p, position in zip(params, noise.positions, strict=True):
             made += noise_forms.drawn(
                 noise.draws, position, p.numel(), noise.distribution, rounded=floats
@@ -72,7 +72,7 @@ def step(
     return made + Itemised(
         (
             edge,
-            Item(name="gradient", counts=gradient, note="release and scaling", flops=flops),
+            Item(name=line, counts=gradient, note="with its scaling", flops=flops),
             Item(name="rule", counts=n * rule_counts(rule)),
         )
     )

@@ -18,6 +18,7 @@ from ...privacy.theory.adlm import CIFAR10, INPUT_RANGES, MNIST, AdlmSetting
 from ..result import ComparisonRow, DiagramBox, Line, Panel, Paper, Result
 from ..runner import ItemRequest
 from . import loss as adlm_loss
+from . import verdicts
 
 PAPER = Paper("adlm", settings={"mnist": MNIST.name, "cifar": CIFAR10.name})
 
@@ -63,7 +64,8 @@ def sensitivity(request: ItemRequest) -> Result:
         "A3: |h0| of a convolution is not defined: its maps, its units, one neuron, or its maps "
         "with the inputs of one unit",
     )
-    return PAPER.result("sensitivity", "noise scales and their cost", rows, _scales(), notes)
+    result = PAPER.result("sensitivity", "noise scales and their cost", rows, _scales(), notes)
+    return result.judged(verdicts.of_sensitivity(rows))
 
 
 def lemma7(request: ItemRequest) -> Result:
@@ -93,7 +95,8 @@ def lemma7(request: ItemRequest) -> Result:
         "A5: (24) is read with a plus in its second line; with the printed minus the loss has no "
         "lower bound",
     )
-    return PAPER.result("lemma7", "the error of the polynomial loss", rows, _errors(), notes)
+    result = PAPER.result("lemma7", "the error of the polynomial loss", rows, _errors(), notes)
+    return result.judged(verdicts.of_lemma())
 
 
 def _ten(bound: float) -> tuple[float, float]:

@@ -6,9 +6,11 @@ Source: AdLM, figures 1 and 3, (4)-(12), (16).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...base.rng import Key, Purpose
 from ...nn import relevance
@@ -17,9 +19,11 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import adlm_noise
 from ...privacy.theory import adlm
 from .. import runner
+from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Panel, Paper, Result
 from ..runner import ItemRequest
 from . import setup as adlm_world
+from . import verdicts
 from .setup import MNIST, image
 
 SHOWN = 6
@@ -38,18 +42,17 @@ PAPER = Paper("adlm", settings={"mu": relevance.MU}, notes=(*NOTES, *runner.SEED
 
 def fig1(request: ItemRequest) -> Result:
     """Draw the relevance of one record of each of a few classes."""
-    data, network = _pretrained(request)
-    rows_test = data.inputs(data.x_test, "unit").float()
-    picked = [int((data.y_test == each).nonzero()[0]) for each in range(min(SHOWN, data.classes))]
-    x, labels = rows_test[picked], data.y_test[picked]
-    found = relevance.propagate(network, x, labels=labels)
-    bottom = found.layers[0]
-    unit = relevance.normalised(bottom.double())
-    rows, panels = [], []
+    data, numbers = _relevances(request)
+    x = data.inputs(data.x_test, "unit").float()[_picked(data)]
+    labels, scores = data.y_test[_picked(data)], numbers["scores"]
+    bottom = torch.tensor(numbers["single"], dtype=torch.float64).reshape(len(x), -1)
+    unit = relevance.normalised(bottom)
+    rows, panels, shares = [], [], []
     for record, label in enumerate(labels.tolist()):
         size = bottom[record].abs().flatten()
         top = size.topk(max(1, round(TOP * len(size)))).values.sum() / size.sum()
-        kept = float(bottom[record].sum() / found.score[record])
+        kept = float(bottom[record].sum() / scores[record])
+        shares.append(kept)
         rows += [
             ComparisonRow(
                 item="fig1",
@@ -69,22 +72,23 @@ def fig1(request: ItemRequest) -> Result:
         ]
     order = [
         2 * n + part
-        for start in range(0, len(picked), 3)
+        for start in range(0, len(labels), 3)
         for part in (0, 1)
-        for n in range(start, min(start + 3, len(picked)))
+        for n in range(start, min(start + 3, len(labels)))
     ]
-    return PAPER.result(
+    result = PAPER.result(
         "fig1", "relevance of single records", rows, [panels[n] for n in order], quick=request.quick
     )
+    return result.judged(verdicts.of_relevance(shares))
 
 
 def fig3(request: ItemRequest) -> Result:
     """Draw the mean relevance, with the noise of (12), and the shares that follow from it."""
-    data, network = _pretrained(request)
-    x, features = data.inputs(data.x, "unit").float(), data.features
-    mean = relevance.mean_relevance(network, x, data.y)
-    printed = adlm.relevance_sensitivity(features, len(x))
-    exact = adlm.exact_relevance_sensitivity(features, len(x))
+    data, numbers = _relevances(request)
+    features, count = data.features, len(data.x)
+    mean = torch.tensor(numbers["mean"], dtype=torch.float64)
+    printed = adlm.relevance_sensitivity(features, count)
+    exact = adlm.exact_relevance_sensitivity(features, count)
     panels = [Panel(title="mean relevance", image=image(mean.reshape(data.row_shape)))]
     rows = []
     for number, epsilon in enumerate(EPSILONS):
@@ -105,7 +109,9 @@ def fig3(request: ItemRequest) -> Result:
             image=image(adlm.budget_shares(noisy).reshape(data.row_shape)),
         )
     )
-    return PAPER.result("fig3", "mean relevance with noise", rows, panels, quick=request.quick)
+    result = PAPER.result("fig3", "mean relevance with noise", rows, panels, quick=request.quick)
+    public = EPSILONS[0] * exact / printed
+    return result.judged(verdicts.of_noisy_relevance(rows, public))
 
 
 def _of_noisy(
@@ -137,7 +143,35 @@ def _of_noisy(
     ]
 
 
-def _pretrained(request: ItemRequest) -> tuple[Labelled, nn.Sequential]:
-    """Return the records, and a network that was trained on them without noise."""
+def _picked(data: Labelled) -> list[int]:
+    """Return the first held-out record of each of a few classes."""
+    return [int((data.y_test == each).nonzero()[0]) for each in range(min(SHOWN, data.classes))]
+
+
+def _relevances(request: ItemRequest) -> tuple[Labelled, Mapping[str, Any]]:
+    """Return the records, and relevances by a network that was trained on them without noise."""
     here = adlm_world.world(MNIST, request)
-    return here.private, adlm_world.network(here, request, public=False).eval()
+    data = here.private
+    key = {
+        "paper": "adlm",
+        "relevances": str(here.architecture),
+        "data": data.source,
+        "records": len(data.x),
+        "quick": request.quick,
+    }
+
+    def compute(on_step: OnStep) -> Mapping[str, Any]:
+        network = adlm_world.network(here, request, public=False).eval()
+        on_step(1)
+        picked = _picked(data)
+        shown = data.inputs(data.x_test, "unit").float()[picked]
+        found = relevance.propagate(network, shown, labels=data.y_test[picked])
+        mean = relevance.mean_relevance(network, data.inputs(data.x, "unit").float(), data.y)
+        return {
+            "single": found.layers[0].double().flatten(1).tolist(),
+            "scores": found.score.double().tolist(),
+            "mean": mean.double().flatten().tolist(),
+        }
+
+    label = "the network that relevances come from"
+    return data, request.through([CachedRun(label=label, key=key, compute=compute)])[0]

@@ -46,8 +46,10 @@ class AdlmExperiment:
         pretraining: epochs of the network that relevances come from.
         bar: share of its own records that this network must classify right.
         control: per cent that training without noise must reach for the figure to mean anything.
+        source_epochs: the source's, which the epochs of its figures are.
         epochs, quick_epochs, quick_rows: ours.
         shrink: pixels that become one, in quick runs.
+        quick_pretraining: as ``pretraining``, in quick runs.
     """
 
     name: str
@@ -65,10 +67,12 @@ class AdlmExperiment:
     pretraining: int
     bar: float
     control: float
+    source_epochs: int
     epochs: int = 20
     quick_epochs: int = 16
     quick_rows: int = 600
     shrink: int = 1
+    quick_pretraining: int = 12
 
 
 MNIST = AdlmExperiment(
@@ -87,6 +91,7 @@ MNIST = AdlmExperiment(
     pretraining=12,
     bar=0.97,
     control=97.0,
+    source_epochs=500,
 )
 CIFAR10 = AdlmExperiment(
     name="CIFAR-10",
@@ -104,8 +109,10 @@ CIFAR10 = AdlmExperiment(
     pretraining=50,
     bar=0.7,
     control=70.0,
-    quick_rows=1000,
+    source_epochs=800,
+    quick_rows=500,
     shrink=4,
+    quick_pretraining=100,
 )
 
 
@@ -118,6 +125,7 @@ class ExperimentSetup:
         private: the records that runs train on.
         public: records of the same kind that nothing protects.
         architecture: architecture of every network.
+        same_data: whether the records are all of the source's.
         batch, lot, epochs, lr: sizes and learning rate of every run.
     """
 
@@ -125,6 +133,7 @@ class ExperimentSetup:
     private: Labelled
     public: Labelled
     architecture: Architecture
+    same_data: bool
     batch: int
     lot: int
     epochs: int
@@ -134,6 +143,7 @@ class ExperimentSetup:
 def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
+    most = request.rows or (experiment.quick_rows if quick else None)
     usual = experiment.quick_substitute if quick else experiment.substitute
     given = request.root(experiment.kind)
     data = datasets.load(given or usual)
@@ -143,8 +153,8 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         data = _smaller(data, experiment.shrink)
     rows = len(data.x_train)
     source = data.source
-    if quick and rows > experiment.quick_rows:
-        rows = experiment.quick_rows
+    if most is not None and rows > most:
+        rows = most
         source = f"{source}, first {rows} rows"
     held = len(data.x_test) if not quick else min(len(data.x_test), rows)
     count = round((1 - PUBLIC_SHARE) * rows)
@@ -169,10 +179,11 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         private=whole,
         public=public,
         architecture=chosen,
-        batch=max(1, min(experiment.batch, count // 10)),
+        same_data=given is not None and not quick and request.rows is None and not data.warnings,
+        batch=max(1, min(request.batch_size or experiment.batch, count // 10)),
         lot=max(1, min(experiment.lot, count // 10)),
         epochs=request.epochs or (experiment.quick_epochs if quick else experiment.epochs),
-        lr=0.01,
+        lr=request.lr or 0.01,
     )
 
 
@@ -192,7 +203,7 @@ def _pretrained(experiment: str, request: ItemRequest, public: bool) -> nn.Seque
     chosen = MNIST if experiment == MNIST.name else CIFAR10
     here = world(chosen, request)
     data = here.public if public else here.private
-    epochs = min(chosen.pretraining, 12) if request.quick else chosen.pretraining
+    epochs = chosen.quick_pretraining if request.quick else chosen.pretraining
     with one_thread():
         return pretrained(data, here.architecture, epochs=epochs, bar=chosen.bar)
 

@@ -28,38 +28,13 @@ from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import ItemRequest
 from . import setup as adlm_world
+from . import verdicts
+from .methods import METHODS, READINGS
+from .published import GAINS, MEANS, PLAIN, PRINTED, PSGD
 from .setup import CIFAR10, MNIST, AdlmExperiment, ExperimentSetup
 
 DELTA = 1e-5
 PSGD_LR = 0.1
-
-METHODS: dict[str, dict[str, Any]] = {
-    "AdLM": {"mode": "published"},
-    "ILM": {"mode": "published"},
-    "AdLM, one draw shared by all": {"mode": "published", "noise_sharing": "shared_per_feature"},
-    "AdLM, corrected": {"mode": "corrected", "relevance_from": "public"},
-    "ILM, corrected": {"mode": "corrected"},
-}
-PSGD, PLAIN = "pSGD", "polynomial loss without noise"
-
-PRINTED: dict[tuple[str, str, float], float] = {
-    ("MNIST", "AdLM", 0.25): 90.2,
-    ("MNIST", "ILM", 0.25): 88.46,
-    ("MNIST", PSGD, 0.25): 82.09,
-    ("MNIST", "AdLM", 0.5): 93.66,
-    ("MNIST", "ILM", 0.5): 92.39,
-    ("MNIST", PSGD, 0.5): 88.59,
-}
-"""Printed accuracies in per cent; at 0.5 after 500 epochs."""
-
-MEANS: dict[str, dict[str, float]] = {
-    "MNIST": {"AdLM": 91.62, PSGD: 83.93},
-    "CIFAR-10": {"AdLM": 77.0, PSGD: 71.1},
-}
-GAINS = {
-    "MNIST": {PSGD: (7.7, "p < 0.01"), "ILM": (2.0, "p < 0.05")},
-    "CIFAR-10": {PSGD: (5.9, "p < 0.01"), "ILM": (5.0, "p < 0.05")},
-}
 
 NOTES = (
     "claimed epsilon is the same for all methods of a row's epsilon; certified is what is proved: "
@@ -94,16 +69,28 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
     names = [*METHODS, PSGD]
     cells = [(PLAIN, math.inf), *((name, e) for e in epsilons for name in names)]
     with adlm_world.one_thread():
-        found = request.through([_piece(here, request, *cell, seeds) for cell in cells])
+        found = request.through([piece(here, request, *cell, seeds) for cell in cells])
     numbers = dict(zip(cells, found, strict=True))
-    rows = [_row(item, here, *cell, numbers[cell]) for cell in cells]
+    rows = [row(item, here, *cell, numbers[cell]) for cell in cells]
     rows += _tests(item, here, numbers, epsilons)
+    judged = verdicts.of_figure(
+        verdicts.JudgedFigure(
+            experiment=experiment,
+            same_data=here.same_data,
+            data=here.private.source,
+            epochs=here.epochs,
+            departure=request.departure(batch_size=experiment.batch),
+            numbers=numbers,
+            epsilons=epsilons,
+            averaged=averaged(experiment.name, epsilons),
+        )
+    )
     return Result(
         paper="adlm",
         item=item,
         title=f"accuracy in the source's {experiment.name} setting",
         rows=rows,
-        panels=_panels(experiment, numbers, epsilons),
+        panels=_panels(here, numbers, epsilons),
         notes=NOTES,
         settings={
             "quick": request.quick,
@@ -116,10 +103,11 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
             "delta": DELTA,
             "seeds": seeds,
         },
+        verdicts=judged,
     )
 
 
-def _piece(
+def piece(
     here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: int
 ) -> CachedRun:
     steps = here.epochs * (len(here.private.x) // (here.lot if name == PSGD else here.batch))
@@ -132,7 +120,7 @@ def _piece(
         "architecture": str(here.architecture),
         "method": name,
         "epsilon": epsilon,
-        "settings": METHODS.get(name, {}),
+        "settings": {**METHODS, **READINGS}.get(name, {}),
         "seeds": seeds,
         "batch": here.lot if name == PSGD else here.batch,
         "epochs": here.epochs,
@@ -160,7 +148,7 @@ def mechanism(here: ExperimentSetup, name: str, epsilon: float) -> AdLM:
         name=here.experiment.name,
     )
     kind = AdLM if name.startswith("AdLM") else ILM
-    return kind(epsilon=epsilon, setting=of, **METHODS.get(name, {}))
+    return kind(epsilon=epsilon, setting=of, **{**METHODS, **READINGS}.get(name, {}))
 
 
 def _objective(
@@ -174,8 +162,8 @@ def _objective(
     made = mechanism(here, name, epsilon)
     relevance = None
     if made.adaptive:
-        public = made.relevance_from == "public"
-        data = here.public if public else here.private
+        data = here.public if made.relevance_from == "public" else here.private
+        public = made.relevance_from != "trained_on_data"
         relevance = relevance_of(
             made, adlm_world.network(here, request, public=public), data, batch=len(data.x)
         )
@@ -192,6 +180,7 @@ def _objective(
         "accuracy": outcome.accuracy.double().tolist(),
         "epochs": outcome.epochs,
         "diverged": int(outcome.diverged.sum()),
+        "collapsed": sum(one.collapsed for one in training.spread()),
         "claimed": made.epsilon_claimed(),
         "certified": made.epsilon_certified(visits=here.epochs),
         "relation": made.relation,
@@ -229,6 +218,7 @@ def _gradients(
         "accuracy": [[100 * e.heldout_accuracy for e in one.history] for one in each],
         "epochs": [e.epoch for e in each[0].history],
         "diverged": 0,
+        "collapsed": sum(one.collapsed for one in each),
         "claimed": epsilon,
         "certified": each[0].epsilon_certified,
         "relation": each[0].relation,
@@ -242,14 +232,14 @@ def _bare(here: ExperimentSetup, seed: int) -> nn.Module:
     return nn.Sequential(*(part for part in network if not isinstance(part, BatchMinMax)))
 
 
-def _last(numbers: Mapping[str, Any]) -> list[float]:
+def last_accuracies(numbers: Mapping[str, Any]) -> list[float]:
     return [run[-1] for run in numbers["accuracy"]]
 
 
-def _row(
+def row(
     item: str, here: ExperimentSetup, name: str, epsilon: float, numbers: Mapping[str, Any]
 ) -> ComparisonRow:
-    values = _last(numbers)
+    values = last_accuracies(numbers)
     certified = float(numbers["certified"])
     diverged = numbers["diverged"]
     return ComparisonRow(
@@ -264,6 +254,8 @@ def _row(
         data=here.private.source,
         seeds=len(values),
         spread=(max(values) - min(values)) / 2,
+        stopped=diverged,
+        collapsed=numbers["collapsed"],
         note=_note(here, name, epsilon, diverged, statistics.fmean(values)),
     )
 
@@ -281,6 +273,11 @@ def _note(here: ExperimentSetup, name: str, epsilon: float, diverged: int, accur
     return ""
 
 
+def averaged(name: str, epsilons: Sequence[float]) -> list[float]:
+    """Return the epsilons that the paper's means are over."""
+    return [e for e in epsilons if name != "MNIST" or 0.2 <= e <= 0.5]
+
+
 def _tests(
     item: str,
     here: ExperimentSetup,
@@ -289,10 +286,10 @@ def _tests(
 ) -> list[ComparisonRow]:
     """Return means over the epsilons that the paper averages, and paired tests against AdLM's."""
     name = here.experiment.name
-    chosen = [e for e in epsilons if name != "MNIST" or 0.2 <= e <= 0.5]
+    chosen = averaged(name, epsilons)
 
     def mean(method: str) -> list[float]:
-        each = [_last(numbers[method, e]) for e in chosen]
+        each = [last_accuracies(numbers[method, e]) for e in chosen]
         return [statistics.fmean(one) for one in zip(*each, strict=True)]
 
     over = "mean over epsilon " + ", ".join(shown_bound(e) for e in chosen)
@@ -342,16 +339,31 @@ def _tests(
 
 
 def _panels(
-    experiment: AdlmExperiment,
+    experiment: ExperimentSetup,
     numbers: Mapping[tuple[str, float], Mapping[str, Any]],
     epsilons: Sequence[float],
 ) -> list[Panel]:
     names = [*METHODS, PSGD]
     over = []
     for name in names:
-        last = [intervals.interval(_last(numbers[name, e])) for e in epsilons]
+        last = [intervals.interval(last_accuracies(numbers[name, e])) for e in epsilons]
         y, half = [one.mean for one in last], [one.half for one in last]
-        over.append(Line(label=name, x=epsilons, y=y, half=half))
+        crosses = [bool(verdicts.hindered(numbers[name, e])) for e in epsilons]
+        over.append(Line(label=name, x=epsilons, y=y, half=half, spoiled=crosses))
+        if experiment.same_data and name in verdicts.PRINTED_METHODS:
+            printed = {
+                e: v
+                for (n, m, e), v in PRINTED.items()
+                if (n, m) == (experiment.experiment.name, name)
+            }
+            over.append(
+                Line(
+                    label=f"{name}, published",
+                    x=list(printed),
+                    y=list(printed.values()),
+                    points=True,
+                )
+            )
     panels = [
         Panel(
             title="after the last epoch",
@@ -361,7 +373,7 @@ def _panels(
             log_x=True,
         )
     ]
-    for epsilon in experiment.curves:
+    for epsilon in experiment.experiment.curves:
         lines = [
             _curve(name, numbers[key]) for name in names if (key := (name, epsilon)) in numbers
         ]
@@ -378,5 +390,7 @@ def _panels(
 
 
 def _curve(label: str, numbers: Mapping[str, Any]) -> Line:
-    y = [statistics.fmean(one) for one in zip(*numbers["accuracy"], strict=True)]
-    return Line(label=label, x=numbers["epochs"], y=y)
+    each = [intervals.interval(one) for one in zip(*numbers["accuracy"], strict=True)]
+    y, half = [one.mean for one in each], [one.half for one in each]
+    known = half if all(map(math.isfinite, half)) else ()
+    return Line(label=label, x=numbers["epochs"], y=y, half=known, band=True)

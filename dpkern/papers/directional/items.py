@@ -14,6 +14,8 @@ from ...privacy.theory import gaussian, markov, rdp
 from ..claims import certified, kappa
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
+from ..verdict import LEAST_RUNS
+from . import formula_verdicts as verdicts
 from . import information, utility_subspace, water_filling
 
 DELTA = 1e-5
@@ -40,10 +42,10 @@ OPTIMUM = (
 
 def fig1(request: ItemRequest) -> Result:
     """Reproduce the utility-subspace demonstration: two cost surfaces of a 2-2-1 network."""
-    seeds = request.repeats(1)
+    seeds = request.repeats(LEAST_RUNS)
     rows, panels = [], []
-    for seed in range(seeds):
-        found = utility_subspace.demonstrate(seed)
+    made = [utility_subspace.demonstrate(seed) for seed in range(seeds)]
+    for seed, found in enumerate(made):
         rows.append(
             ComparisonRow(
                 item="fig1",
@@ -72,12 +74,23 @@ def fig1(request: ItemRequest) -> Result:
                     )
                 )
             if seed == 0:
-                panels.append(_edges(surface))
+                panels += [_edges(surface), _map(surface)]
     notes = (
         "inputs are rounded to the nearest integer (the text says up, its example needs nearest)",
         "the derivatives depend on the trained network; signs and order are what can be compared",
     )
-    return PAPER.result("fig1", "cost around a trained network", rows, panels, notes)
+    result = PAPER.result("fig1", "cost around a trained network", rows, panels, notes)
+    return result.judged(verdicts.of_demonstrations(made))
+
+
+def _map(surface: utility_subspace.Surface) -> Panel:
+    """Draw the cost over both parameters."""
+    first, second = surface.names
+    reach = float(surface.offsets[-1])
+    return Panel(
+        title=f"cost; down {first}, right {second}, offsets to {reach:.2g}",
+        image=surface.cost.tolist(),
+    )
 
 
 def _edges(surface: utility_subspace.Surface) -> Panel:
@@ -143,7 +156,8 @@ def fig2(request: ItemRequest) -> Result:
         "D6: theorem 2 needs pure epsilon; the Gaussian mechanism is (epsilon, delta)-private, so "
         "the curves are not comparable as the paper compares them",
     )
-    return PAPER.result("fig2", "distortion-rate lower bound", rows, [panel], notes)
+    result = PAPER.result("fig2", "distortion-rate lower bound", rows, [panel], notes)
+    return result.judged(verdicts.of_information())
 
 
 def sampling(request: ItemRequest) -> Result:
@@ -184,7 +198,8 @@ def sampling(request: ItemRequest) -> Result:
                 note="here the rule fails",
             )
         )
-    return PAPER.result("sampling", "the rule (epsilon / q, delta / q)", rows, [], (RULE,))
+    result = PAPER.result("sampling", "the rule (epsilon / q, delta / q)", rows, [], (RULE,))
+    return result.judged(verdicts.of_rule(rows))
 
 
 def worst_direction(request: ItemRequest) -> Result:
@@ -218,6 +233,7 @@ def worst_direction(request: ItemRequest) -> Result:
         log_x=True,
         log_y=True,
     )
-    return PAPER.result(
+    result = PAPER.result(
         "kappa", "the printed noise in its worst direction", rows, [panel], (OPTIMUM,)
     )
+    return result.judged(verdicts.of_kappa(rows, factors[1]))

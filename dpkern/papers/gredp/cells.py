@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,10 +14,9 @@ from ...ops import update
 from ...privacy import accounting
 from ...privacy.mechanisms import DPSGD
 from ...privacy.mechanisms.base import Mechanism
-from .. import runner
-from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow
 from ..runner import ItemRequest, RunSetting
+from ..seeded import SeededCell, SeededRuns, train
 from .published import EXPERIMENTS, SAME
 
 DELTA = 1e-5
@@ -137,10 +135,31 @@ class AccuracyCell:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedCell:
-    """A cell's row, and held-out accuracy in per cent after every epoch, the mean over seeds."""
+    """A cell, its runs and its row."""
 
+    cell: AccuracyCell
+    runs: SeededRuns
     row: ComparisonRow
-    curve: list[float]
+    same_data: bool
+    departure: str
+
+    @property
+    def hindrance(self) -> str:
+        """The reason that these runs decide nothing of the source's; empty where they do."""
+        if not self.same_data:
+            kind = EXPERIMENTS[self.cell.name].kind
+            return f"measured on {self.row.data}, not on all of {kind} as published"
+        return self.departure or self.runs.spoiled
+
+    def spent(self) -> list[float]:
+        """Return the epsilon that is claimed after every epoch."""
+        where, made = self.runs.cell.setting, self.runs.cell.mechanism
+        run = where.accounting()
+        epochs = range(1, len(self.runs.accuracy[0]) + 1)
+        return [
+            accounting.claimed_epsilon(made, **{**run, "steps": epoch * where.steps_per_epoch})
+            for epoch in epochs
+        ]
 
 
 def trained(item: str, cells: Sequence[AccuracyCell], request: ItemRequest) -> list[TrainedCell]:
@@ -148,85 +167,44 @@ def trained(item: str, cells: Sequence[AccuracyCell], request: ItemRequest) -> l
 
     Data are read, models built and noise calibrated for all cells before the first one is trained.
     """
-    seeds = request.repeats(1)
-    made = []
-    for cell in cells:
-        where = setting(request, cell.name, cell.method, batch=cell.batch, lr=cell.lr)
-        made.append((where, mechanism(cell.method, where, cell.epsilon, clip=cell.clip)))
-    pieces = [
-        _piece(request, cell, *one, seed)
-        for cell, one in zip(cells, made, strict=True)
-        for seed in range(seeds)
+    made = [_seeded(cell, request) for cell in cells]
+    found = train(request, made, request.repeats(1))
+    return [
+        _trained_cell(item, cell, request, runs) for cell, runs in zip(cells, found, strict=True)
     ]
-    numbers = request.through(pieces)
-    found = []
-    for index, (cell, (where, _)) in enumerate(zip(cells, made, strict=True)):
-        own = numbers[index * seeds : (index + 1) * seeds]
-        found.append(_trained_cell(item, cell, request, where, own))
-    return found
 
 
-def _piece(
-    request: ItemRequest, cell: AccuracyCell, where: RunSetting, made: Mechanism, seed: int
-) -> CachedRun:
+def _seeded(cell: AccuracyCell, request: ItemRequest) -> SeededCell:
+    where = setting(request, cell.name, cell.method, batch=cell.batch, lr=cell.lr)
     experiment = EXPERIMENTS[cell.name]
-    key = {
+    about = {
         "paper": "gredp",
         "model": experiment.model,
         "width": experiment.width if request.quick else 1.0,
         "method": cell.method,
-        "mechanism": made.fingerprint,
-        "data": where.data.source,
-        "records": len(where.data.x_train),
-        "held_out": len(where.data.x_test),
-        "batch": where.batch_size,
-        "rule": repr(where.rule),
-        "epochs": where.epochs,
-        "delta": where.delta,
-        "seed": seed,
     }
-
-    def compute(on_step: OnStep) -> Mapping[str, Any]:
-        one = runner.once(where, made, seed, on_step=on_step)
-        return {
-            "accuracy": [100 * epoch.heldout_accuracy for epoch in one.history],
-            "claimed": one.epsilon_claimed,
-            "certified": one.epsilon_certified,
-            "relation": one.relation,
-            "ms_per_step": one.ms_per_step,
-        }
-
-    label = f"{cell.what}, seed {seed}"
-    return CachedRun(label=label, key=key, compute=compute, steps=where.steps)
+    made = mechanism(cell.method, where, cell.epsilon, clip=cell.clip)
+    return SeededCell(label=cell.what, setting=where, mechanism=made, about=about)
 
 
 def _trained_cell(
-    item: str,
-    cell: AccuracyCell,
-    request: ItemRequest,
-    where: RunSetting,
-    numbers: Sequence[Mapping[str, Any]],
+    item: str, cell: AccuracyCell, request: ItemRequest, runs: SeededRuns
 ) -> TrainedCell:
-    last = [float(one["accuracy"][-1]) for one in numbers]
-    first, plain = numbers[0], cell.method == "plain"
-    experiment = EXPERIMENTS[cell.name]
-    real = request.root(experiment.kind) is not None
+    plain, experiment = cell.method == "plain", EXPERIMENTS[cell.name]
+    given = request.root(experiment.kind) is not None
+    whole = request.rows is None and not runs.cell.setting.data.warnings
+    same = given and whole and not request.quick
     printed: float | str | None = cell.printed
-    if printed is not None and not real:
+    if printed is not None and request.root(experiment.kind) is None:
         printed = f"{printed:g} on other data ({experiment.kind})"
-    claimed = None if cell.method == SAME else float(first["claimed"])
-    row = ComparisonRow(
-        item=item,
-        setting=cell.what,
-        quantity="accuracy %",
+    row = runs.row(
+        item,
+        cell.what,
         published=printed,
-        ours=statistics.fmean(last),
-        epsilon_claimed=None if plain else claimed,
-        epsilon_certified=None if plain else float(first["certified"]),
-        relation="" if plain else str(first["relation"]),
-        data=where.data.source,
-        seeds=len(last),
-        spread=(max(last) - min(last)) / 2,
+        epsilon_claimed=None if plain or cell.method == SAME else runs.claimed,
+        epsilon_certified=None if plain else runs.certified,
+        relation="" if plain else runs.relation,
+        ms_per_step=runs.ms_per_step,
     )
-    curves = zip(*(one["accuracy"] for one in numbers), strict=True)
-    return TrainedCell(row=row, curve=[statistics.fmean(each) for each in curves])
+    departure = request.departure(epochs=EPOCHS, batch_size=BATCH, lr=LEARNING_RATE)
+    return TrainedCell(cell=cell, runs=runs, row=row, same_data=same, departure=departure)

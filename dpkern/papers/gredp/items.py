@@ -14,7 +14,7 @@ from ...privacy.theory import gaussian, rdp
 from ..claims import certified
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from . import corollary
+from . import corollary, formula_verdicts
 
 DELTA = 1e-5
 PAPER = Paper("gredp", settings={"delta": DELTA})
@@ -63,7 +63,8 @@ def variance(request: ItemRequest) -> Result:
         lines.append(Line(label=kind, x=range(size), y=found))
     panel = Panel(title="variance of the real part", x_label="index", y_label="", lines=lines)
     notes = ("G5: the printed variance 1/2 holds at generic indices only",)
-    return PAPER.result("variance", "noise of the real part", rows, [panel], notes)
+    result = PAPER.result("variance", "noise of the real part", rows, [panel], notes)
+    return result.judged(formula_verdicts.of_variance(rows))
 
 
 def checks(request: ItemRequest) -> Result:
@@ -117,4 +118,5 @@ def checks(request: ItemRequest) -> Result:
                 note="G7: reads proposition 1 backwards; 1.24 where the theorem has 1.25",
             )
         )
-    return PAPER.result("checks", "theorems 1 to 3 and corollary 2", rows)
+    result = PAPER.result("checks", "theorems 1 to 3 and corollary 2", rows)
+    return result.judged(formula_verdicts.of_checks(rows))

@@ -5,7 +5,7 @@ in the row; printed values stand beside ours on the same data set only. Epochs, 
 counts and preprocessing are not printed, the tables disagree with the text in places (G8), and the
 circulant layers of GReDP and Spectral-DP are other models than the dense ones of DP-SGD.
 
-Source: GReDP, tables I, VII, VIII, figures 3 to 5.
+Source: GReDP, tables I and VIII, figures 3 to 5.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...base.errors import InvalidInput
 from ...privacy.accounting import shown_bound
 from .. import runner
 from ..result import Line, Panel, Paper, Result
 from ..runner import ItemRequest
+from ..seeded import over
+from . import verdicts
 from .cells import (
     DELTA,
     EPOCHS,
@@ -42,6 +43,9 @@ NOTES = (
     *runner.SEEDED,
 )
 PAPER = Paper("gredp", settings={"delta": DELTA}, notes=NOTES)
+BATCHES = {256: 97.67, 512: 96.73, 1024: 95.47, 2048: 93.51}
+RATES = {0.001: 96.73, 0.01: 96.66, 0.1: 80.18}
+"""LeNet-5's accuracies in figures 4 and 5."""
 
 
 def _result(
@@ -51,42 +55,64 @@ def _result(
     found: Sequence[TrainedCell],
     panels: Sequence[Panel] = (),
 ) -> Result:
-    return PAPER.result(item, title, [each.row for each in found], panels, quick=request.quick)
+    rows = [each.row for each in found]
+    return PAPER.result(item, title, rows, panels, quick=request.quick)
 
 
-def _beside(values: Sequence[float], found: Sequence[TrainedCell], axis: str) -> Panel:
-    """Return our accuracies over what a figure varies, with the printed ones as points."""
-    ours = Line(label="ours", x=values, y=[each.curve[-1] for each in found])
-    lines = [ours]
-    printed = [each.row.published for each in found]
-    if all(isinstance(each, float) for each in printed):
-        points = [float(each or 0) for each in printed]
-        lines.append(Line(label="published", x=values, y=points, points=True))
-    return Panel(title="LeNet-5", x_label=axis, y_label="accuracy %", lines=lines, log_x=True)
+def _available(request: ItemRequest) -> tuple[str, ...]:
+    """Return the models whose data were named, all where none were; quick: the first one."""
+    if request.quick:
+        return ("LeNet-5",)
+    named = tuple(name for name, one in EXPERIMENTS.items() if request.root(one.kind) is not None)
+    return named or tuple(EXPERIMENTS)
+
+
+def _claimed(name: str, method: str, epsilon: float) -> str:
+    return f"{name}, {method}, claimed epsilon {shown_bound(epsilon)}"
+
+
+def _published(
+    request: ItemRequest, name: str, label: str, points: dict[float, float]
+) -> list[Line]:
+    """Return printed accuracies as points, beside runs on the same data only."""
+    if not points or request.root(EXPERIMENTS[name].kind) is None:
+        return []
+    x, y = list(points), list(points.values())
+    return [Line(label=label, x=x, y=y, points=True)]
 
 
 def table1(request: ItemRequest) -> Result:
     """Reproduce accuracy from scratch: four models by four methods, and what GReDP is."""
     cells = []
-    for name in ("LeNet-5",) if request.quick else _available(request):
+    for name in _available(request):
         experiment = EXPERIMENTS[name]
         cells += [
             AccuracyCell(
                 name=name,
                 method=method,
                 epsilon=experiment.epsilon,
-                what=f"{name}, {method}, claimed epsilon {shown_bound(experiment.epsilon)}",
+                what=_claimed(name, method, experiment.epsilon),
                 printed=experiment.printed.get(method),
             )
             for method in (*METHODS, SAME)
         ]
-    return _result("table1", "accuracy from scratch", request, trained("table1", cells, request))
-
-
-def _available(request: ItemRequest) -> tuple[str, ...]:
-    """Return the models whose data were named; all of them where none were."""
-    named = tuple(name for name, one in EXPERIMENTS.items() if request.root(one.kind) is not None)
-    return named or tuple(EXPERIMENTS)
+    found = trained("table1", cells, request)
+    names = dict.fromkeys(cell.name for cell in cells)
+    panels = []
+    for name in names:
+        own = [one for one in found if one.cell.name == name]
+        places = [float(place) for place in range(1, len(own) + 1)]
+        lines = [replace(over("ours", places, [one.runs for one in own]), points=True)]
+        printed = {
+            place: one.cell.printed
+            for place, one in zip(places, own, strict=True)
+            if one.cell.printed is not None
+        }
+        lines += _published(request, name, "published", printed)
+        methods = ("plain", "DP-SGD", "Spectral-DP", "GReDP", "what it is")
+        panels.append(Panel(title=name, y_label="accuracy %", lines=lines, names=methods))
+    result = _result("table1", "accuracy from scratch", request, found, panels)
+    return result.judged(verdicts.of_table(found))
 
 
 def by_epsilon(request: ItemRequest) -> Result:
@@ -98,7 +124,7 @@ def by_epsilon(request: ItemRequest) -> Result:
             name=name,
             method=method,
             epsilon=epsilon,
-            what=f"{name}, {method}, claimed epsilon {shown_bound(epsilon)}",
+            what=_claimed(name, method, epsilon),
             printed=printed,
         )
         for name, method in pairs
@@ -107,20 +133,20 @@ def by_epsilon(request: ItemRequest) -> Result:
     found, lines = trained("by-eps", cells, request), []
     for index, (name, method) in enumerate(pairs):
         own = found[index * len(EPSILONS) : (index + 1) * len(EPSILONS)]
-        y = [each.curve[-1] for each in own]
-        lines.append(Line(label=f"{name} {method}, ours", x=EPSILONS, y=y))
-        if request.root(EXPERIMENTS[name].kind) is not None:
-            label, printed = f"{name} {method}, published", BY_EPSILON[name, method]
-            lines.append(Line(label=label, x=EPSILONS, y=printed, points=True))
+        lines.append(over(f"{name} {method}, ours", EPSILONS, [one.runs for one in own]))
+        points = dict(zip(EPSILONS, BY_EPSILON[name, method], strict=True))
+        lines += _published(request, name, f"{name} {method}, published", points)
     panel = Panel(title="accuracy", x_label="claimed epsilon", y_label="%", lines=lines)
-    return _result("by-eps", "accuracy over epsilon", request, found, [panel])
+    result = _result("by-eps", "accuracy over epsilon", request, found, [panel])
+    return result.judged(verdicts.of_table(found))
 
 
 def table8(request: ItemRequest) -> Result:
     """Reproduce GReDP at clipping norms 0.1 and 1."""
     cells = []
-    for name in ("LeNet-5",) if request.quick else _available(request):
-        for epsilon in EPSILONS[1::2] if request.quick else EPSILONS:
+    names, epsilons = _available(request), EPSILONS[1::2] if request.quick else EPSILONS
+    for name in names:
+        for epsilon in epsilons:
             index = EPSILONS.index(epsilon)
             printed = {0.1: CLIP_0_1[name][index], 1.0: BY_EPSILON[name, "GReDP"][index]}
             cells += [
@@ -134,80 +160,133 @@ def table8(request: ItemRequest) -> Result:
                 )
                 for clip, value in printed.items()
             ]
-    title = "GReDP over the clipping norm"
-    return _result("table8", title, request, trained("table8", cells, request))
-
-
-def table7(request: ItemRequest) -> Result:
-    """Refuse transfer learning: the pre-trained network is not published.
-
-    Raises:
-        InvalidInput: always.
-    """
-    raise InvalidInput(
-        "item",
-        expected="a pre-trained ResNet-18 and the source's unnamed transfer data",
-        got=f"neither (data {request.data or 'none'})",
-        remedy="Load your own weights into dpkern.engine.demo.sources.build('gredp-resnet18', "
-        "row_shape=(3, 32, 32), classes=10) and train its last convolutions with PrivacyEngine.",
-    )
+    found, panels = trained("table8", cells, request), []
+    for name in names:
+        lines = []
+        for clip in (0.1, 1.0):
+            own = [one for one in found if (one.cell.name, one.cell.clip) == (name, clip)]
+            lines.append(over(f"clip {clip:g}, ours", epsilons, [one.runs for one in own]))
+            points = {one.cell.epsilon: one.cell.printed or 0.0 for one in own}
+            lines += _published(request, name, f"clip {clip:g}, published", points)
+        axis = "claimed epsilon"
+        panels.append(Panel(title=name, x_label=axis, y_label="accuracy %", lines=lines))
+    result = _result("table8", "GReDP over the clipping norm", request, found, panels)
+    return result.judged([*verdicts.claims(found), *verdicts.accuracies(found)])
 
 
 def fig3(request: ItemRequest) -> Result:
-    """Reproduce accuracy over epochs for every method on one model."""
-    name = "LeNet-5"
-    epochs = setting(request, name, "plain").epochs
-    cells = [
-        AccuracyCell(
-            name=name,
-            method=method,
-            epsilon=2.0,
-            what=f"{name}, {method}, claimed epsilon 2, after {epochs} epochs",
-            printed=None,
+    """Reproduce accuracy over target epsilon, over spent epsilon and over epochs, by model."""
+    epsilons = EPSILONS[::3] if request.quick else EPSILONS
+    methods = (*METHODS[1:], SAME)
+    cells = []
+    for name in _available(request):
+        epochs = setting(request, name, "GReDP").epochs
+        cells += [
+            AccuracyCell(
+                name=name,
+                method=method,
+                epsilon=epsilon,
+                what=f"{_claimed(name, method, epsilon)}, after {epochs} epochs",
+                printed=dict(zip(EPSILONS, BY_EPSILON.get((name, method), ()), strict=False)).get(
+                    epsilon
+                ),
+            )
+            for method in methods
+            for epsilon in epsilons
+        ]
+    found, panels = trained("fig3", cells, request), []
+    for name in dict.fromkeys(cell.name for cell in cells):
+        panels += _dynamics(request, name, [one for one in found if one.cell.name == name])
+    result = _result("fig3", "training dynamics", request, found, panels)
+    return result.judged(verdicts.of_table(found))
+
+
+def _dynamics(request: ItemRequest, name: str, found: Sequence[TrainedCell]) -> list[Panel]:
+    """Return the three panels of a model: over target epsilon, spent epsilon and epochs."""
+    targets, spent, epochs = [], [], []
+    for method in dict.fromkeys(one.cell.method for one in found):
+        own = [one for one in found if one.cell.method == method]
+        x = [one.cell.epsilon for one in own]
+        targets.append(over(method, x, [one.runs for one in own]))
+        points = dict(zip(EPSILONS, BY_EPSILON.get((name, method), ()), strict=False))
+        targets += _published(request, name, f"{method}, published", points)
+        # Figures 3 (b) and (c) have the run with the largest target.
+        spent.append(own[-1].runs.curve(method, own[-1].spent()))
+        epochs.append(own[-1].runs.curve(method))
+    last = shown_bound(found[-1].cell.epsilon)
+    axes = (("target epsilon", targets), ("spent epsilon, claimed", spent), ("epoch", epochs))
+    return [
+        Panel(
+            title=name if number == 0 else f"{name}, target epsilon {last}",
+            x_label=axis,
+            y_label="accuracy %",
+            lines=lines,
         )
-        for method in (*METHODS[1:], SAME)
+        for number, (axis, lines) in enumerate(axes)
     ]
-    found = trained("fig3", cells, request)
-    lines = [
-        Line(label=cell.method, x=range(1, len(each.curve) + 1), y=each.curve)
-        for cell, each in zip(cells, found, strict=True)
-    ]
-    panel = Panel(title=name, x_label="epoch", y_label="accuracy %", lines=lines)
-    return _result("fig3", "training dynamics", request, found, [panel])
 
 
 def fig4(request: ItemRequest) -> Result:
     """Reproduce GReDP over the batch size."""
-    printed = {256: 97.67, 512: 96.73, 1024: 95.47, 2048: 93.51}
     cells = []
-    for batch, value in printed.items():
-        scaled = batch // 8 if request.quick else batch
-        what = f"LeNet-5, batch {batch}" + (f" (here {scaled})" if scaled != batch else "")
-        cells.append(
-            AccuracyCell(
-                name="LeNet-5", method="GReDP", epsilon=2.0, what=what, printed=value, batch=scaled
+    for name in _available(request):
+        for batch, value in BATCHES.items():
+            scaled = batch // 8 if request.quick else batch
+            cells.append(
+                AccuracyCell(
+                    name=name,
+                    method="GReDP",
+                    epsilon=2.0,
+                    what=f"{name}, batch {batch}" + (f" (here {scaled})" if request.quick else ""),
+                    printed=value if name == "LeNet-5" else None,
+                    batch=scaled,
+                )
             )
-        )
     found = trained("fig4", cells, request)
-    panel = _beside([float(batch) for batch in printed], found, "batch size")
-    return _result("fig4", "batch size", request, found, [panel])
+    panels = _beside(request, [float(batch) for batch in BATCHES], found, "batch size")
+    result = _result("fig4", "batch size", request, found, panels)
+    return result.judged(verdicts.of_figures(found[: len(BATCHES)], "the batch size"))
 
 
 def fig5(request: ItemRequest) -> Result:
     """Reproduce GReDP over the learning rate."""
-    printed = {0.001: 96.73, 0.01: 96.66, 0.1: 80.18}
     cells = [
         AccuracyCell(
-            name="LeNet-5",
+            name=name,
             method="GReDP",
             epsilon=2.0,
-            what=f"LeNet-5, learning rate {lr:g}",
-            printed=value,
+            what=f"{name}, learning rate {lr:g}",
+            printed=value if name == "LeNet-5" else None,
             lr=lr,
         )
-        for lr, value in printed.items()
+        for name in _available(request)
+        for lr, value in RATES.items()
     ]
     found = trained("fig5", cells, request)
+    panels = _beside(request, list(RATES), found, "learning rate")
+    result = _result("fig5", "learning rate", request, found, panels)
     note = 'the source prints "0.01" a second time for 80.18'
-    found[-1] = replace(found[-1], row=replace(found[-1].row, note=note))
-    return _result("fig5", "learning rate", request, found, [_beside(list(printed), found, "rate")])
+    rows = [replace(one.row, note=note) if one.cell.lr == 0.1 else one.row for one in found]
+    own = found[: len(RATES)]
+    return replace(result, rows=rows).judged(verdicts.of_figures(own, "the learning rate"))
+
+
+def _beside(
+    request: ItemRequest, values: Sequence[float], found: Sequence[TrainedCell], axis: str
+) -> list[Panel]:
+    """Return our accuracies over what a figure varies, by model, with the printed ones."""
+    panels = []
+    for index in range(0, len(found), len(values)):
+        own = found[index : index + len(values)]
+        name = own[0].cell.name
+        lines = [over("ours", values, [one.runs for one in own])]
+        printed = {
+            value: one.cell.printed
+            for value, one in zip(values, own, strict=True)
+            if one.cell.printed is not None
+        }
+        lines += _published(request, name, "published", printed)
+        panels.append(
+            Panel(title=name, x_label=axis, y_label="accuracy %", lines=lines, log_x=True)
+        )
+    return panels

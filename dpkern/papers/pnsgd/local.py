@@ -6,8 +6,10 @@ Source: lecture notes on private projected SGD, subsampling and local differenti
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 
@@ -18,10 +20,11 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import RandomizedResponse
 from ...privacy.mechanisms.randomized_response import survey as simulated
 from ...train import data, label_privacy
-from .. import runner
+from .. import intervals, runner
+from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from . import divergence
+from . import divergence, verdicts
 
 RELATION = "replace_one, local"
 CASES = ((2, 1.0), (2, 0.5), (4, 1.0), (10, 2.0))
@@ -64,7 +67,8 @@ def channels(request: ItemRequest) -> Result:
                     relation=RELATION,
                 )
             )
-    return PAPER.result("channels", "channels of randomized response", rows)
+    result = PAPER.result("channels", "channels of randomized response", rows)
+    return result.judged(verdicts.of_channels(rows))
 
 
 def estimator(request: ItemRequest) -> Result:
@@ -104,7 +108,8 @@ def estimator(request: ItemRequest) -> Result:
                 ),
             )
         ]
-    return PAPER.result("estimator", "frequency estimator", rows, repeats=repeats)
+    result = PAPER.result("estimator", "frequency estimator", rows, repeats=repeats)
+    return result.judged(verdicts.of_estimator(rows))
 
 
 def survey(request: ItemRequest) -> Result:
@@ -141,34 +146,59 @@ def survey(request: ItemRequest) -> Result:
         log_x=True,
         log_y=True,
     )
-    return PAPER.result("survey", "a sensitive question", rows, [panel], repeats=20)
+    result = PAPER.result("survey", "a sensitive question", rows, [panel], repeats=20)
+    return result.judged(verdicts.of_survey(rows))
 
 
 def labels(request: ItemRequest) -> Result:
     """Train on randomized labels: accuracy over epsilon, digits, only the labels protected."""
-    found = data.load(request.data or "digits")
+    found = request.dataset("digits")
     seeds = request.repeats(1 if request.quick else 5)
-    rows = []
-    for epsilon in (1.0, 2.0, 4.0):
-        mechanism = RandomizedResponse(epsilon=epsilon, categories=found.classes)
-        accuracies = [_trained(mechanism, found, seed) for seed in range(seeds)]
+    epsilons = (1.0, 2.0, 4.0)
+    mechanisms = [RandomizedResponse(epsilon=e, categories=found.classes) for e in epsilons]
+    pieces = [
+        _piece(request, mechanism, found, seed) for mechanism in mechanisms for seed in range(seeds)
+    ]
+    numbers = request.through(pieces)
+    rows, curve = [], []
+    for index, mechanism in enumerate(mechanisms):
+        own = numbers[index * seeds : (index + 1) * seeds]
+        accuracies = [float(one["accuracy"]) for one in own]
         row = _row(
             "labels",
-            f"linear model, {found.classes} classes, epsilon {shown_bound(epsilon)}",
+            f"linear model, {found.classes} classes, epsilon {shown_bound(mechanism.epsilon)}",
             "accuracy %",
             sum(accuracies) / seeds,
             mechanism,
             "labels only; features and held-out rows are not protected",
         )
-        spread = (max(accuracies) - min(accuracies)) / 2
-        rows.append(replace(row, data=found.source, seeds=seeds, spread=spread))
-    return PAPER.result("labels", "training on randomized labels", rows, seeds=seeds)
+        rows.append(
+            replace(
+                row,
+                data=found.source,
+                seeds=seeds,
+                spread=(max(accuracies) - min(accuracies)) / 2,
+                stopped=0,
+                collapsed=sum(int(one["collapsed"]) for one in own),
+            )
+        )
+        curve.append(intervals.interval(accuracies))
+    line = Line(
+        label="",
+        x=epsilons,
+        y=[one.mean for one in curve],
+        half=[one.half for one in curve] if seeds > 1 else (),
+    )
+    panel = Panel(title=found.source, x_label="epsilon", y_label="accuracy %", lines=[line])
+    result = PAPER.result("labels", "training on randomized labels", rows, [panel], seeds=seeds)
+    return result.judged(verdicts.of_labels())
 
 
-def _trained(mechanism: RandomizedResponse, found: data.Dataset, seed: int) -> float:
-    told = label_privacy.released(mechanism, found, Key.from_unsafe_seed(seed))
+def _piece(
+    request: ItemRequest, mechanism: RandomizedResponse, found: data.Dataset, seed: int
+) -> CachedRun:
     where = runner.RunSetting(
-        data=told,
+        data=found,
         model=lambda s: models.build(
             "linear", row_shape=found.row_shape, classes=found.classes, init_seed=s
         ),
@@ -176,10 +206,29 @@ def _trained(mechanism: RandomizedResponse, found: data.Dataset, seed: int) -> f
         batch_size=100,
         rule=update.SGD(lr=0.05),
     )
-    outcome = runner.once(
-        where, label_privacy.WITHOUT_NOISE, seed, loss=label_privacy.unbiased_loss(mechanism)
-    )
-    return outcome.accuracy
+    key = {
+        "paper": "ldp",
+        "mechanism": mechanism.fingerprint,
+        "data": found.source,
+        "records": len(found.x_train),
+        "held_out": len(found.x_test),
+        "quick": request.quick,
+        "seed": seed,
+    }
+
+    def compute(on_step: OnStep) -> Mapping[str, Any]:
+        told = label_privacy.released(mechanism, found, Key.from_unsafe_seed(seed))
+        outcome = runner.once(
+            replace(where, data=told),
+            label_privacy.WITHOUT_NOISE,
+            seed,
+            loss=label_privacy.unbiased_loss(mechanism),
+            on_step=on_step,
+        )
+        return {"accuracy": outcome.accuracy, "collapsed": outcome.collapsed}
+
+    label = f"labels, epsilon {shown_bound(mechanism.epsilon)}, seed {seed}"
+    return CachedRun(label=label, key=key, compute=compute, steps=where.steps)
 
 
 def _row(

@@ -17,7 +17,7 @@ from ...privacy.theory import environment
 from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import ItemRequest
-from . import bmax
+from . import bmax, formula_verdicts
 from .items import CODE, FEATURES, PAPER, REAL
 
 COPIES = 100
@@ -66,7 +66,9 @@ def fig4(request: ItemRequest) -> Result:
         "the source finds little variation with h, and continues with h = 0",
         f"||W(:,r)|| {NORM}, |D| {COPIES}; the axes of the figure are not printed",
     )
-    return PAPER.result("fig4", "density of the largest multiplier", rows, panels, notes, norm=NORM)
+    title = "density of the largest multiplier"
+    result = PAPER.result("fig4", title, rows, panels, notes, norm=NORM)
+    return result.judged(formula_verdicts.of_density(rows))
 
 
 def _drawable(values: torch.Tensor) -> list[float]:
@@ -196,9 +198,9 @@ def fig5(request: ItemRequest) -> Result:
         "the claim of at least 1/2 is not reproduced",
         "S9: printed s = sigma sqrt(||W||), correct s = sigma ||W||",
     )
-    return PAPER.result(
-        "fig5", "probability that the largest multiplier is at most 1", rows, [panel], notes
-    )
+    title = "probability that the largest multiplier is at most 1"
+    result = PAPER.result("fig5", title, rows, [panel], notes)
+    return result.judged(formula_verdicts.of_bmax(rows))
 
 
 def multipliers(request: ItemRequest) -> Result:
@@ -256,9 +258,9 @@ def multipliers(request: ItemRequest) -> Result:
         "S8: without noise b_j = l, not 1, so Pr[b_j < l] is what a smaller sensitivity would need "
         "even in the source's own terms",
     )
-    return PAPER.result(
-        "multipliers", "how often the multipliers are small", rows, panels, notes, draws=draws
-    )
+    title = "how often the multipliers are small"
+    result = PAPER.result("multipliers", title, rows, panels, notes, draws=draws)
+    return result.judged(formula_verdicts.of_multipliers(rows))
 
 
 def _level(label: str, value: float) -> Line:

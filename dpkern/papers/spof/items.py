@@ -16,7 +16,7 @@ from ...ops import coef
 from ...privacy.theory import spof_loss, spof_sensitivity
 from ..result import ComparisonRow, DiagramBox, Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from . import expansion, remainder
+from . import expansion, formula_verdicts, remainder
 
 USERS, FEATURES, CODE = 2, 14, 7
 PAPER = Paper("spof", settings={"users": USERS, "features": FEATURES, "code": CODE})
@@ -54,7 +54,8 @@ def fig1(request: ItemRequest) -> Result:
         )
     ]
     notes = ("each user's code meets its own block of the decoder only; no bias terms",)
-    return PAPER.result("fig1", "architecture", rows, [panel], notes)
+    result = PAPER.result("fig1", "architecture", rows, [panel], notes)
+    return result.judged(formula_verdicts.of_diagram())
 
 
 def losses(request: ItemRequest) -> Result:
@@ -128,7 +129,9 @@ def losses(request: ItemRequest) -> Result:
         "S3: corrected bound min(d^3 / (36 sqrt 3), d^4 / 192)",
         "S5: the printed rewriting (31) of the stabilised loss is not that loss",
     )
-    return PAPER.result("losses", "polynomials instead of the cross-entropy", rows, panels, notes)
+    title = "polynomials instead of the cross-entropy"
+    result = PAPER.result("losses", title, rows, panels, notes)
+    return result.judged(formula_verdicts.of_losses(rows))
 
 
 def _rewriting() -> ComparisonRow:
@@ -200,7 +203,8 @@ def fig6(request: ItemRequest) -> Result:
         row(setting="DP-SGD, clipped", quantity="value", published=8.0, ours=2 * CLIP),
     ]
     notes = ("S11: the corrected curve supports a = 0 without reservation",)
-    return PAPER.result("fig6", "sensitivity over the expansion point", rows, panels, notes)
+    result = PAPER.result("fig6", "sensitivity over the expansion point", rows, panels, notes)
+    return result.judged(formula_verdicts.of_curves(rows))
 
 
 def audit(request: ItemRequest) -> Result:
@@ -263,7 +267,8 @@ def audit(request: ItemRequest) -> Result:
         "S7: codes and inputs enter every gradient without noise, so the trained weights are "
         "certified for nothing; the corrected mode releases the record once",
     )
-    return PAPER.result("audit", "claimed and audited epsilon", rows, [panel], notes)
+    result = PAPER.result("audit", "claimed and audited epsilon", rows, [panel], notes)
+    return result.judged(formula_verdicts.of_audit(rows))
 
 
 def _ratios(y: Sequence[float], shift: float, other: float) -> list[float]:

@@ -84,7 +84,8 @@ def _rows(where: Protocol, method: ReleasedMethod, found: ProtocolRuns) -> list[
         mean, half = interval(finite)
         overflowed = len(found.accuracy[epsilon]) - len(finite)
         private = method.name != NON_PRIVATE and method.noise
-        notes = [f"{overflowed} of {where.runs} runs overflowed"] if overflowed else []
+        said = f"{overflowed} of {where.runs} runs overflowed and are not in the mean"
+        notes = [said] if overflowed else []
         if finite and max(s for s in found.spread[epsilon] if math.isfinite(s)) < COLLAPSED:
             outputs = statistics.fmean(m for m in found.mean[epsilon] if math.isfinite(m))
             notes.append(f"collapsed: every record gets the same output, {outputs:.2g} on average")
@@ -100,7 +101,9 @@ def _rows(where: Protocol, method: ReleasedMethod, found: ProtocolRuns) -> list[
                 epsilon_claimed=epsilon if private else None,
                 epsilon_certified=math.inf if private else None,
                 data=where.data,
-                seeds=len(finite),
+                seeds=len(found.accuracy[epsilon]),
+                stopped=overflowed,
+                collapsed=sum(spread < COLLAPSED for spread in found.spread[epsilon]),
                 note="; ".join(notes),
             )
         )

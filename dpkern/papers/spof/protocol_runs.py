@@ -22,7 +22,7 @@ from ...objective import _columns, records
 from ..pieces import CachedRun, OnStep
 from ..runner import ItemRequest
 from . import raw_results
-from .raw_results import EPSILONS, RawResults
+from .raw_results import EPSILONS, TABLE, RawResults
 from .released import (
     DPSGD,
     FEATURES,
@@ -36,7 +36,6 @@ from .released import (
     expanded,
 )
 
-TABLE = "dailyActivity_merged.csv"
 ROWS = 456
 COPIES, QUICK_COPIES = (20, 4), (20,)
 RUNS, QUICK_RUNS = 10, 2
@@ -116,11 +115,12 @@ def protocol(request: ItemRequest) -> Protocol:
                 remedy=f"Leave --{name} out.",
             )
     raw, data = None, "synthetic: generated"
-    if request.data is None:
+    given = request.root("fitbit")
+    if given is None:
         made = records.generated(users=1, records=ROWS, features=FEATURES)
         rows = made.train[0].double()
     else:
-        rows, data, raw = _given(Path(request.data))
+        rows, data, raw = _given(Path(given))
     quick = request.quick
     return Protocol(
         rows=rows,

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from ...base import collapse
 from ...privacy.accounting import shown_bound
 from ..intervals import Interval, interval
 from ..verdict import FAILS, HOLDS, LEAST_RUNS, UNDECIDED, Verdict, of_number
@@ -18,8 +19,7 @@ from .released import DPSGD, SPOF, ReleasedMethod
 
 GAINS = {0.0: 2.90, 5.0: 3.52}
 TIME_SAVED = 57.2
-COLLAPSED = 1e-3
-"""Outputs that vary over the records by less are the same for every record."""
+COLLAPSED = collapse.SAME
 
 
 def _gain(found: Mapping[ReleasedMethod, ProtocolRuns], sigma: float, runs: int) -> Interval:

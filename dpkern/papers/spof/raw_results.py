@@ -19,6 +19,8 @@ from ...base.errors import InvalidInput
 from .released import DPSGD, FM, NON_PRIVATE, SPOF
 
 FILE = "authors_results.json"
+TABLE = "dailyActivity_merged.csv"
+"""The authors' table, in the same folder."""
 EPSILONS = (0.01, 0.1, 1.0, 10.0, 20.0)
 OTHER_SIZE = 10
 """The first runs of each noiseless file of DP-SGD were made on a quarter of the rows."""

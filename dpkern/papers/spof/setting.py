@@ -13,19 +13,24 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...base.errors import InvalidInput
 from ...objective import Method, NonPrivate, SpofTraining, VisitSchedule, records
 from ...objective.records import Records
 from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import FM, SPOF, OutputSGD
 from ...privacy.mechanisms.functional import Functional
+from ...train.objective_options import read_bounds, split
 from ..intervals import Interval, interval
 from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line
 from ..runner import ItemRequest
+from ..verdict import spoiled
 from .items import CLIP, CODE, CONSTANT, FEATURES, USERS
+from .raw_results import TABLE
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SIGMAS = (0.0, 5.0)
@@ -134,15 +139,40 @@ def experiment(request: ItemRequest) -> SpofExperiment:
     """
     usual = QUICK_ROWS if request.quick else ROWS
     rows = usual if request.rows is None else request.rows
-    if request.data is None:
+    given = request.root("fitbit")
+    table = _table_options(request)
+    if given is None:
+        for name in table:
+            raise InvalidInput(
+                name,
+                expected="none without a table: the records are generated",
+                got=getattr(request, name),
+                remedy="Pass --data fitbit=FILE.csv as well.",
+            )
         found = records.generated(users=USERS, records=rows, features=FEATURES)
     else:
-        found = records.load(request.data, users=USERS, features=FEATURES, samples=rows)
+        path = Path(given)
+        file = path / TABLE if path.is_dir() else path
+        found = records.load(file, users=USERS, features=FEATURES, samples=rows, **table)
     return SpofExperiment(
         records=found,
         epochs=EPOCHS if request.epochs is None else request.epochs,
         runs=request.repeats(QUICK_RUNS if request.quick else RUNS),
     )
+
+
+def _table_options(request: ItemRequest) -> dict[str, Any]:
+    """Return the request's columns, user column and bounds: those that were given.
+
+    Raises:
+        InvalidInput: bounds that are no numbers.
+    """
+    found = {
+        "columns": None if request.columns is None else split(request.columns),
+        "user_column": request.user_column,
+        "bounds": read_bounds(request.bounds),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +216,7 @@ class Found:
         accuracy, mse, bce: results of each run, on held-out records; a run that diverged stays
             where it was stopped.
         diverged: number of runs that diverged.
+        collapsed: number of runs whose outputs are the same for every held-out record.
         seconds: seconds of an epoch, all runs together.
         claimed, certified: epsilon of one record over the whole schedule.
         relation: relation of the certificate.
@@ -196,6 +227,7 @@ class Found:
     mse: tuple[float, ...]
     bce: tuple[float, ...]
     diverged: int
+    collapsed: int
     seconds: float
     claimed: float | None
     certified: float | None
@@ -227,6 +259,8 @@ class Found:
             relation=self.relation,
             data=where.data,
             seeds=len(self.accuracy),
+            stopped=self.diverged,
+            collapsed=self.collapsed,
             **content,
         )
 
@@ -276,6 +310,7 @@ def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep)
         "mse": outcome.mse.tolist(),
         "bce": outcome.bce.tolist(),
         "diverged": int(outcome.diverged.sum()),
+        "collapsed": sum(one.collapsed for one in training.spread()),
         "seconds": outcome.seconds_per_epoch,
         "visits": outcome.visits,
     }
@@ -293,6 +328,7 @@ def _found(where: SpofExperiment, cell: Cell, numbers: Mapping[str, Any]) -> Fou
         cell=cell,
         **{name: tuple(numbers[name]) for name in ("accuracy", "mse", "bce")},
         diverged=int(numbers["diverged"]),
+        collapsed=int(numbers["collapsed"]),
         seconds=float(numbers["seconds"]),
         claimed=claimed,
         certified=certified,
@@ -343,4 +379,10 @@ def gains(
 def curve(label: str, x: Sequence[float], found: Sequence[Found]) -> Line:
     """Draw accuracies with their 95 % intervals over the runs."""
     means = [one.mean for one in found]
-    return Line(label=label, x=x, y=[m.mean for m in means], half=[m.half for m in means])
+    return Line(
+        label=label,
+        x=x,
+        y=[m.mean for m in means],
+        half=[m.half for m in means],
+        spoiled=[bool(spoiled(one.diverged, one.collapsed, len(one.accuracy))) for one in found],
+    )

@@ -1,0 +1,26 @@
+"""Norms, gradients and sums of convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..case import Facts
+from ._shared import CHANNELS, CONVOLUTIONS, IMAGES, VOLUME, WHOLE, plane
+
+LAYER = Facts(examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS, timed=IMAGES)
+STEM = {"typical, first layer": plane(64, 3, 16, 28)}
+
+FACTS = {
+    "ghost.conv_gradient": LAYER,
+    "ghost.conv_norm": replace(
+        LAYER,
+        examples=(*CONVOLUTIONS, VOLUME, CONVOLUTIONS[0] | {"route": "gram"}),
+        options={"route": ("auto", "direct")},
+        timed={**IMAGES, **STEM},
+    ),
+    "ghost.conv_integer_sum": replace(
+        WHOLE, examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS, timed=IMAGES
+    ),
+    "ghost.conv_sum": replace(LAYER, timed={**IMAGES, **STEM}),
+    "ghost.conv_sum_error": replace(LAYER, rounded_alike=True),
+}

@@ -1,0 +1,92 @@
+"""Noise by torch's generators, which protect nothing: they are no secrets, and floats leak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Fill = Callable[[torch.Tensor], torch.Tensor]
+"""Writes noise of scale 1 into a tensor and returns it."""
+
+
+def laplace_by_inverse(like: torch.Tensor) -> Fill:
+    """Return Laplace noise by the inverse of its distribution function, one logarithm each.
+
+    ``-sgn(u) log(1 - |u|)`` for u uniform in (-1, 1).
+    """
+    kept = torch.empty_like(like)
+
+    def fill(out: torch.Tensor) -> torch.Tensor:
+        out.uniform_(-1, 1)
+        torch.abs(out, out=kept).neg_().log1p_()
+        return out.sign_().mul_(kept).neg_()
+
+    return fill
+
+
+def words(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int64 words to draw, and the first ``count`` integers that they hold.
+
+    A draw of 64 bits takes as long as one of fewer.
+    """
+    each = 8 // dtype.itemsize
+    drawn = torch.empty(-(-count // each), dtype=torch.int64)
+    return drawn, drawn.view(dtype)[:count]
+
+
+def fill_words(drawn: torch.Tensor) -> torch.Tensor:
+    """Draw all bits of every word."""
+    return drawn.random_(-(2**63), None)
+
+
+def laplace_by_words(like: torch.Tensor) -> Fill:
+    """Return Laplace noise by the inverse of its distribution function, of halves of words."""
+    kept = torch.empty_like(like)
+    drawn, halves = words(like.numel(), torch.int32)
+    halves = halves.view(like.shape)
+    below_one = (1 - 2.0**-24) * 2.0**-31
+
+    def fill(out: torch.Tensor) -> torch.Tensor:
+        fill_words(drawn)
+        torch.mul(halves, below_one, out=out)
+        torch.abs(out, out=kept).neg_().log1p_()
+        return out.sign_().mul_(kept).neg_()
+
+    return fill
+
+
+def laplace_by_copysign(like: torch.Tensor) -> Fill:
+    """Return Laplace noise as an exponential variable with a random sign."""
+    kept = torch.empty_like(like)
+
+    def fill(out: torch.Tensor) -> torch.Tensor:
+        return torch.copysign(out.exponential_(), kept.uniform_(-1, 1), out=out)
+
+    return fill
+
+
+def laplace_by_exponentials(like: torch.Tensor) -> Fill:
+    """Return Laplace noise as the difference of two exponential variables."""
+    kept = torch.empty_like(like)
+    return lambda out: out.exponential_().sub_(kept.exponential_())
+
+
+def gaussian(like: torch.Tensor) -> Fill:
+    """Return Gaussian noise by ``normal_``."""
+    del like
+    return lambda out: out.normal_()
+
+
+def gaussian_of_generator(like: torch.Tensor) -> Fill:
+    """Return Gaussian noise by ``torch.randn`` into a tensor that is there."""
+    return lambda out: torch.randn(like.shape, out=out)
+
+
+LAPLACE = {
+    "inverse distribution": laplace_by_inverse,
+    "inverse distribution of words": laplace_by_words,
+    "exponential with a sign": laplace_by_copysign,
+    "two exponentials": laplace_by_exponentials,
+}
+GAUSSIAN = {"normal_": gaussian, "randn": gaussian_of_generator}

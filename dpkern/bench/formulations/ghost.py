@@ -1,0 +1,228 @@
+"""Norms and sums of linear layers and convolutions with torch: einsum, Gram, unfold, autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.grad import conv2d_weight as _untyped_conv2d_weight
+
+from ._formulation import Arguments, Formulation
+
+Call = Callable[[], Any]
+conv2d_weight: Callable[..., torch.Tensor] = _untyped_conv2d_weight
+
+
+def _flat_squares(grads: torch.Tensor) -> Any:
+    return torch.linalg.vector_norm(grads.flatten(1), dim=1).square()
+
+
+# linear layers
+
+
+def _gram(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+    return lambda: (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2))
+
+
+def _rank_one(args: Arguments) -> Call:
+    a, g = args["a"].flatten(1), args["g"].flatten(1)
+    return lambda: a.square().sum(1) * g.square().sum(1)
+
+
+def _direct(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+    return lambda: _flat_squares(torch.bmm(g.mT, a))
+
+
+def _gradients(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+
+    def call() -> Any:
+        grads = torch.bmm(g.mT, a)
+        return grads, _flat_squares(grads)
+
+    return call
+
+
+def _gradients_by_einsum(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+
+    def call() -> Any:
+        grads = torch.einsum("bti,bto->boi", a, g)
+        return grads, torch.einsum("boi,boi->b", grads, grads)
+
+    return call
+
+
+def _weighted(args: Arguments) -> Call:
+    a, g, factors, out = args["a"], args["g"], args["factors"], args["out"]
+    rows = a.flatten(0, 1)
+    return lambda: out.addmm_((g * factors[:, None, None]).flatten(0, 1).t(), rows)
+
+
+def _weighted_by_einsum(args: Arguments) -> Call:
+    a, g, factors, out = args["a"], args["g"], args["factors"], args["out"]
+    return lambda: out.add_(torch.einsum("bto,bti,b->oi", g, a, factors))
+
+
+def _whole(args: Arguments) -> Call:
+    a, g, factors, out = args["a"], args["g"], args["factors"], args["out"]
+
+    def call() -> None:
+        grads = torch.bmm(g.mT * factors[:, None, None], a)
+        out.add_(grads.to(torch.int32).sum(0, dtype=torch.int32))
+
+    return call
+
+
+def _whole_by_sample(args: Arguments) -> Call:
+    a, g, factors, out = args["a"], args["g"], args["factors"], args["out"]
+
+    def call() -> None:
+        for one, other, factor in zip(a, g, factors, strict=True):
+            out.add_(torch.mm((other * factor).t(), one).to(torch.int32))
+
+    return call
+
+
+# convolutions of two dimensions
+
+
+def _geometry(args: Arguments) -> dict[str, Any]:
+    names = ("stride", "padding", "dilation")
+    return {name: args[name] for name in names}
+
+
+def _kernel(args: Arguments) -> tuple[int, int]:
+    size = args["kernel_size"]
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _windows(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    columns = F.unfold(args["x"], _kernel(args), **_geometry(args))
+    return columns, args["g"].flatten(2)
+
+
+def _conv_gradients(args: Arguments) -> Call:
+    shape = (args["g"].shape[1], args["x"].shape[1], *_kernel(args))
+
+    def call() -> Any:
+        columns, g = _windows(args)
+        grads = torch.bmm(g, columns.mT)
+        return grads.view(len(g), *shape), _flat_squares(grads)
+
+    return call
+
+
+def _conv_gradients_by_groups(args: Arguments) -> Call:
+    """Return the gradients as one convolution with a group for each sample and channel pair."""
+    x, g, kernel = args["x"], args["g"], _kernel(args)
+    batch, channels = x.shape[:2]
+    inputs = x.reshape(1, batch * channels, *x.shape[2:])
+
+    def call() -> Any:
+        filters = g.repeat_interleave(channels, dim=0)  # a stack of g for each input channel
+        filters = filters.reshape(batch * channels * g.shape[1], 1, *g.shape[2:])
+        made = F.conv2d(
+            inputs,
+            filters,
+            padding=args["padding"],
+            stride=args["dilation"],
+            dilation=args["stride"],
+            groups=batch * channels,
+        )
+        made = made.view(batch, channels, g.shape[1], *made.shape[2:])
+        grads = made[..., : kernel[0], : kernel[1]].transpose(1, 2)
+        return grads, _flat_squares(grads)
+
+    return call
+
+
+def _only_squares(prepare: Callable[[Arguments], Call]) -> Callable[[Arguments], Call]:
+    def prepared(args: Arguments) -> Call:
+        call = prepare(args)
+        return lambda: call()[1]
+
+    return prepared
+
+
+def _conv_gram(args: Arguments) -> Call:
+    def call() -> Any:
+        columns, g = _windows(args)
+        return (torch.bmm(columns.mT, columns) * torch.bmm(g.mT, g)).sum((1, 2))
+
+    return call
+
+
+def _conv_sum_by_autograd(args: Arguments) -> Call:
+    out, factors = args["out"], args["factors"][:, None, None, None]
+
+    def call() -> None:
+        weighted = args["g"] * factors
+        out.add_(conv2d_weight(args["x"], out.shape, weighted, **_geometry(args)))
+
+    return call
+
+
+def _conv_sum_by_windows(args: Arguments) -> Call:
+    out, factors = args["out"], args["factors"][:, None, None]
+
+    def call() -> None:
+        columns, g = _windows(args)
+        rows = (g * factors).transpose(0, 1).flatten(1)
+        out.add_((rows @ columns.transpose(0, 1).flatten(1).t()).view_as(out))
+
+    return call
+
+
+def _conv_whole(args: Arguments) -> Call:
+    out, factors = args["out"], args["factors"][:, None, None]
+
+    def call() -> None:
+        columns, g = _windows(args)
+        grads = torch.bmm(g * factors, columns.mT).to(torch.int32)
+        out.add_(grads.sum(0, dtype=torch.int32).view_as(out))
+
+    return call
+
+
+def _is_plain_plane(args: Arguments) -> bool:
+    return bool(args["x"].dim() == 4 and args["groups"] == 1)
+
+
+FORMULATIONS = {
+    "ghost.linear_norm": (
+        Formulation("Gram", _gram, lambda args: args["a"].shape[1] > 1),
+        Formulation("rank one", _rank_one, lambda args: args["a"].shape[1] == 1),
+        Formulation("bmm", _direct),
+    ),
+    "ghost.linear_gradient": (
+        Formulation("bmm", _gradients),
+        Formulation("einsum", _gradients_by_einsum),
+    ),
+    "ghost.linear_sum": (
+        Formulation("addmm", _weighted),
+        Formulation("einsum", _weighted_by_einsum),
+    ),
+    "ghost.linear_integer_sum": (
+        Formulation("bmm, int32", _whole),
+        Formulation("loop of samples", _whole_by_sample),
+    ),
+    "ghost.conv_norm": (
+        Formulation("unfold, bmm", _only_squares(_conv_gradients), _is_plain_plane),
+        Formulation("unfold, Gram", _conv_gram, _is_plain_plane),
+        Formulation("grouped", _only_squares(_conv_gradients_by_groups), _is_plain_plane),
+    ),
+    "ghost.conv_gradient": (
+        Formulation("unfold, bmm", _conv_gradients, _is_plain_plane),
+        Formulation("grouped", _conv_gradients_by_groups, _is_plain_plane),
+    ),
+    "ghost.conv_sum": (
+        Formulation("conv2d_weight", _conv_sum_by_autograd, _is_plain_plane),
+        Formulation("unfold, mm", _conv_sum_by_windows, _is_plain_plane),
+    ),
+    "ghost.conv_integer_sum": (Formulation("unfold, int32", _conv_whole, _is_plain_plane),),
+}

@@ -1,0 +1,112 @@
+"""Follow the times of a case through results of different commits, and find tables that are old."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .environment import SCHEMA
+from .measure import Row
+from .paired import FASTER, MARGIN, SAME, SLOWER, UNCLEAR
+from .results import key_of, read
+from .revision import SOURCE, git
+
+OTHER_MACHINE = "other machine"
+"""The verdict on a time whose predecessor another processor took."""
+KERNELS = ("csrc", "dpkern/ops")
+"""Paths whose changes make a table old."""
+
+
+def committed(path: Path, source: Path = SOURCE) -> list[dict[str, Any]]:
+    """Return every committed version of a result file, oldest first; other layouts are left out.
+
+    There are none of a file outside of the repository.
+    """
+    if not path.resolve().is_relative_to(source.resolve()):
+        return []
+    name = str(path.resolve().relative_to(source.resolve()))
+    found = []
+    for commit in reversed((git(source, "log", "--format=%H", "--", name) or "").split()):
+        text = git(source, "show", f"{commit}:{name}")
+        content = json.loads(text) if text else None
+        if isinstance(content, dict) and content.get("schema") == SCHEMA:
+            found.append(content)
+    return found
+
+
+def results_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the results in files by their dates, oldest first.
+
+    Raises:
+        InvalidInput: a file that is none.
+    """
+    return sorted((read(path) for path in paths), key=lambda found: found["environment"]["date"])
+
+
+def changes(old: Row, new: Row) -> tuple[float, str]:
+    """Return the ratio of two rows' medians and a verdict on the new one.
+
+    Different runs share no rounds, so that only intervals that lie apart show a difference.
+    """
+    ratio = new["ms"] / old["ms"]
+    (low, high), (new_low, new_high) = old["ms interval"], new["ms interval"]
+    if not (old["quiet"] and new["quiet"]):
+        return ratio, UNCLEAR
+    if new_low > high * (1 + MARGIN):
+        return ratio, SLOWER
+    if new_high < low / (1 + MARGIN):
+        return ratio, FASTER
+    close = new_high <= low * (1 + MARGIN) and new_low >= high / (1 + MARGIN)
+    return ratio, SAME if close else UNCLEAR
+
+
+def followed(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each case with its times in every result that has it: commit, date, ms, change."""
+    by_key: dict[str, list[tuple[dict[str, Any], Row]]] = {}
+    for content in found:
+        for row in content["rows"]:
+            if "ms" in row:
+                by_key.setdefault(key_of(row), []).append((content["environment"], row))
+    for entries in by_key.values():
+        first = entries[0][1]
+        name = f"{first['op']} {first['case']}, {first['backend']}, {first['threads']} threads"
+        times: list[dict[str, Any]] = []
+        for i, (place, row) in enumerate(entries):
+            entry = {"date": place["date"], "commit": place["commit"], "ms": row["ms"]}
+            if i and _machine(entries[i - 1][0]) != _machine(place):
+                entry["verdict"] = OTHER_MACHINE
+            elif i:
+                entry["ratio"], entry["verdict"] = changes(entries[i - 1][1], row)
+            times.append(entry)
+        yield name, times
+
+
+def _machine(place: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what two times must share to be compared: processor, cores and devices."""
+    devices = [device["name"] for device in place["devices"]]
+    return place["processor"], place["cores"], devices
+
+
+def commits_since(content: dict[str, Any], source: Path = SOURCE) -> list[str] | None:
+    """Return the commits that changed kernels after a table was measured; None where unknown."""
+    commit = content["environment"]["commit"]
+    if not commit:
+        return None
+    found = git(source, "log", "--format=%h %s", f"{commit}..HEAD", "--", *KERNELS)
+    return None if found is None else found.splitlines()
+
+
+def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a table of Markdown."""
+    yield "| case | date | commit | ms | over the one before | verdict |"
+    yield "|" + "---|" * 6
+    for name, times in followed(found):
+        for entry in times:
+            ratio = f"{entry['ratio']:.3f}" if "ratio" in entry else "-"
+            commit = (entry["commit"] or "unknown")[:10]
+            yield (
+                f"| {name} | {entry['date'][:10]} | {commit} | {entry['ms']:.3g} | {ratio} | "
+                f"{entry.get('verdict', '-')} |"
+            )

@@ -1,0 +1,117 @@
+"""Compare what a call returns and writes with the op's reference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..ops.testing import assert_close
+from .case import Case
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_in(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of an argument or a result, by a readable name."""
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from tensors_in(item, f"{name}.{key}")
+    elif isinstance(tree, (list, tuple)):
+        for i, item in enumerate(tree):
+            yield from tensors_in(item, f"{name}[{i}]")
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for part in dataclasses.fields(tree):
+            yield from tensors_in(getattr(tree, part.name), f"{name}.{part.name}")
+
+
+def bits(tree: Any) -> list[Any]:
+    """Return what an argument holds, NaN included."""
+    if isinstance(tree, (bool, int, float, str)):
+        return [tree]
+    return [
+        t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        for _, t in tensors_in(tree, "")
+    ]
+
+
+def run(case: Case, backend: str | None, args: dict[str, Any]) -> Any:
+    """Return the op's result for arguments by name."""
+    return case.op(**args, backend=backend)
+
+
+def changed(case: Case) -> set[str]:
+    """Return the names of arguments that the op changes."""
+    marked = {p.name for p in case.op.schema.signature.tensors if "written" in p.marks}
+    return marked | case.facts.changes
+
+
+def outcome(case: Case, args: dict[str, Any], result: Any) -> Tensors:
+    """Return results and written arguments, by name."""
+    found = dict(tensors_in(result, "result"))
+    for name in changed(case):
+        if args.get(name) is not None:
+            found |= dict(tensors_in(args[name], name))
+    return found
+
+
+_REFERENCES: dict[tuple[Any, ...], Tensors] = {}
+"""Outcomes of the references of one op, for the backends that are compared one after the other."""
+
+
+def reference(case: Case) -> Tensors:
+    """Return the outcome of the op's reference, in float64 unless rounding is part of the case."""
+    key = case.op, case.name, case.kind, str(sorted(case.sizes.items()))
+    if key not in _REFERENCES:
+        if any(known[0] is not case.op for known in _REFERENCES):
+            _REFERENCES.clear()
+        args = case.arguments(wide=not case.is_rounded_alike)
+        _REFERENCES[key] = outcome(case, args, run(case, "reference", args))
+    return _REFERENCES[key]
+
+
+def check_values(case: Case, args: dict[str, Any], result: Any) -> None:
+    """Check for the reference's bits, or for its float64 within the op's bound.
+
+    Raises:
+        AssertionError: another value, with the call's name.
+    """
+    wanted, got = reference(case), outcome(case, args, result)
+    if got.keys() != wanted.keys():
+        raise AssertionError(f"{case}: {', '.join(got)} instead of {', '.join(wanted)}")
+    for name, tensor in got.items():
+        mine, want = tensor.detach().cpu(), wanted[name].detach()
+        if not case.facts.bits:
+            bound = case.facts.bounds[case.kind or torch.float64]
+            assert_close(f"{case}: {name}", mine, want, bound)
+        elif bits(mine) != bits(want):
+            raise AssertionError(f"{case}: {name} has other bits than the reference")
+
+
+def check_close(case: Case, got: Tensors, tolerance: float) -> None:
+    """Check another formulation by its values: its dtypes may be others, and it may return less.
+
+    Raises:
+        AssertionError: another value, with the call's name, or nothing in common.
+    """
+    wanted = reference(case)
+    common = [name for name in got if name in wanted]
+    if not common:
+        raise AssertionError(f"{case}: none of {', '.join(wanted)}")
+    for name in common:
+        mine = got[name].detach().cpu()
+        assert_close(f"{case}: {name}", mine, wanted[name].detach(), tolerance)
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """Return how a row without numbers names its error: lack of memory is no wrong result."""
+    text = f"{type(error).__name__}: {error}"
+    lacking = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and any(part in text for part in ("can't allocate memory", "out of memory"))
+    )
+    return {"no memory" if lacking else "wrong": text[:500]}

@@ -1,0 +1,231 @@
+"""Verdicts on what the paper on directional noise prints of its trainings.
+
+Source: directional noise for DP-SGD, tables 1 and 2, figures 3 to 6 and their text.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ...privacy.accounting import shown_bound
+from ..intervals import interval
+from ..seeded import SeededRuns
+from ..verdict import Verdict, of_epsilon, of_number, of_order, undecided
+from .cases import ADACLIP, CASES, GAUSSIAN, ISOTROPIC, OURS, PLAIN
+
+DIFFERENCE = "points held out, mean over the seeds"
+ORDER = {
+    "MNIST": (OURS, ISOTROPIC, GAUSSIAN, ADACLIP),
+    "SVHN": (ISOTROPIC, OURS, GAUSSIAN),
+    "CIFAR-10": (ISOTROPIC, OURS, GAUSSIAN),
+}
+WHY = {
+    OURS: "D1: noise shaped by w spends kappa^2 times its budget in its worst direction, and w "
+    "itself is released from sums of samples",
+    ISOTROPIC: "D4: the rule (epsilon / q, delta / q) is no theorem",
+    GAUSSIAN: "",
+    ADACLIP: "",
+}
+
+
+class Trained(Protocol):
+    """One training of a figure."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def x(self) -> float: ...
+    @property
+    def runs(self) -> SeededRuns: ...
+    @property
+    def hindrance(self) -> str: ...
+
+
+def claims(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge the claimed epsilon of every generator at the least epsilon of each data set."""
+    first: dict[tuple[str, str], Trained] = {}
+    for one in found:
+        pruned = ", pruned" if one.runs.cell.mechanism.name == "pruned" else ""
+        if one.kind != PLAIN:
+            first.setdefault((one.name, one.kind + pruned), one)
+    return [
+        of_epsilon(
+            f"{name}, {kind}: the run spends epsilon {shown_bound(one.epsilon)}",
+            one.epsilon,
+            one.runs.certified,
+            "D5: the mask of pruning follows the samples"
+            if kind.endswith(", pruned")
+            else WHY.get(kind, WHY[OURS] if kind.startswith("Ours") else ""),
+        )
+        for (name, kind), one in first.items()
+    ]
+
+
+def unperturbed(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge the printed accuracy without noise."""
+    return [
+        of_number(
+            f"{one.name}: training without noise reaches {CASES[one.name].plain:g} %",
+            CASES[one.name].plain,
+            interval(one.runs.last),
+            len(one.runs.last),
+            unit="% held out after the last epoch, mean of the runs",
+            rounding=0.005,
+            hindrance=one.hindrance,
+            reason="learning rate, initial weights and the optimiser are not printed",
+        )
+        for one in found
+        if one.kind == PLAIN
+    ]
+
+
+def orders(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge the printed order of generators, over the mean of all epsilons."""
+    verdicts = []
+    for name in dict.fromkeys(one.name for one in found):
+        for better, worse in zip(ORDER[name], ORDER[name][1:], strict=False):
+            own, rival = (
+                [one for one in found if (one.name, one.kind) == (name, kind)]
+                for kind in (better, worse)
+            )
+            if not own or not rival:
+                continue
+            hindrance = next((one.hindrance for one in (*own, *rival) if one.hindrance), "")
+            verdicts.append(
+                of_order(
+                    f"{name}: {better} is more accurate than {worse}, equal claimed epsilon",
+                    _means(own),
+                    _means(rival),
+                    unit=f"{DIFFERENCE} and epsilon",
+                    hindrance=hindrance,
+                )
+            )
+    return verdicts
+
+
+def _means(found: Sequence[Trained]) -> list[float]:
+    """Return each seed's mean over the trainings."""
+    return [statistics.fmean(each) for each in zip(*(one.runs.last for one in found), strict=True)]
+
+
+def numbers(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge the accuracies that the text prints for single settings."""
+    by_place = {(one.name, one.kind, one.epsilon): one for one in found}
+    verdicts = []
+    ours, usual = (by_place.get(("MNIST", kind, 0.2)) for kind in (OURS, GAUSSIAN))
+    if ours and usual:
+        verdicts.append(
+            of_order(
+                "MNIST, epsilon .2: Ours is up to 9 points above Gaussian noise",
+                ours.runs.last,
+                usual.runs.last,
+                unit=DIFFERENCE,
+                published=9.0,
+                hindrance=ours.hindrance or usual.hindrance,
+            )
+        )
+    one = by_place.get(("SVHN", ISOTROPIC, 5.0))
+    if one:
+        verdicts.append(
+            of_number(
+                "SVHN, epsilon 5: Ours (w=1) reaches 92.47 %",
+                92.47,
+                interval(one.runs.last),
+                len(one.runs.last),
+                unit="% held out",
+                rounding=0.005,
+                hindrance=one.hindrance,
+            )
+        )
+    return verdicts
+
+
+def of_times(times: Mapping[str, float], printed: Mapping[str, float]) -> list[Verdict]:
+    """Return verdicts on times of a step, which other hardware and software measure anew."""
+    usual = times[GAUSSIAN]
+    return [
+        undecided(
+            f"a step with {kind} takes {seconds / printed[GAUSSIAN]:.2f} times one with Gaussian "
+            "noise",
+            "printed for TensorFlow on one GPU; the ratio is that of two implementations",
+            unit="of the time with Gaussian noise, median of the steps",
+            ours=times[kind] / usual,
+        )
+        for kind, seconds in printed.items()
+        if kind != GAUSSIAN
+    ]
+
+
+def of_lots(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge that larger lots help, where the text says so."""
+    verdicts = []
+    for name, kind in dict.fromkeys((one.name, one.kind) for one in found):
+        own = [one for one in found if (one.name, one.kind) == (name, kind)]
+        verdicts.append(
+            of_order(
+                f"{name}, {kind}: the largest lot is more accurate than the smallest",
+                own[-1].runs.last,
+                own[0].runs.last,
+                unit=DIFFERENCE,
+                hindrance=own[0].hindrance or own[-1].hindrance,
+            )
+        )
+    return verdicts
+
+
+def of_pruning(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge that most coordinates may be left out."""
+    verdicts = []
+    for kind in dict.fromkeys(one.kind for one in found):
+        own = [one for one in found if one.kind == kind]
+        last = own[-1]
+        chance = 100 / last.runs.cell.setting.data.classes
+        verdicts.append(
+            of_order(
+                f"{last.name}, {kind}: training converges with {last.x:.0%} of the coordinates "
+                "left out",
+                last.runs.last,
+                [2 * chance] * len(last.runs.last),
+                unit="points above twice chance",
+                hindrance=last.hindrance,
+            )
+        )
+    return verdicts
+
+
+def of_clips(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge that accuracy falls where the clip bound grows."""
+    verdicts = []
+    for name, kind in dict.fromkeys((one.name, one.kind) for one in found):
+        if name == "SVHN" and kind != GAUSSIAN:
+            continue  # said to be flat there
+        own = [one for one in found if (one.name, one.kind) == (name, kind)]
+        before = [one for one in own if one.x <= 0.1] or own[:1]
+        verdicts.append(
+            of_order(
+                f"{name}, {kind}: accuracy falls beyond alpha {before[-1].x:g}",
+                before[-1].runs.last,
+                own[-1].runs.last,
+                unit=DIFFERENCE,
+                hindrance=own[0].hindrance or own[-1].hindrance,
+            )
+        )
+    return verdicts
+
+
+__all__ = [
+    "claims",
+    "numbers",
+    "of_clips",
+    "of_lots",
+    "of_pruning",
+    "of_times",
+    "orders",
+    "unperturbed",
+]

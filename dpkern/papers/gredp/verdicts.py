@@ -1,0 +1,119 @@
+"""Verdicts on what GReDP prints: its accuracies, their order, its noise, its epsilon.
+
+Source: GReDP, tables I, VII and VIII, figures 3 to 5, theorems 1 to 3, corollary 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...privacy.accounting import shown_bound
+from ..intervals import interval
+from ..verdict import Verdict, of_epsilon, of_number, of_order
+from .cells import TrainedCell
+from .published import SAME
+
+UNIT = "% held out, mean of the runs"
+DIFFERENCE = "points held out, mean over the seeds"
+
+
+def accuracies(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Judge every printed accuracy by the interval of our runs on the same data."""
+    return [
+        of_number(
+            f"{one.cell.what}: accuracy {one.cell.printed:g} %",
+            one.cell.printed,
+            interval(one.runs.last),
+            len(one.runs.last),
+            unit=UNIT,
+            rounding=0.005,
+            hindrance=one.hindrance,
+            reason="epochs, initial weights and preprocessing are not printed (G8)",
+        )
+        for one in found
+        if one.cell.printed is not None
+    ]
+
+
+def orders(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Judge the printed order of methods, and that GReDP is more than DP-SGD with less noise."""
+    by_cell = {(one.cell.name, one.cell.method, one.cell.epsilon): one for one in found}
+    verdicts = []
+    for (name, method, epsilon), one in by_cell.items():
+        if method != "GReDP":
+            continue
+        for other in ("Spectral-DP", "DP-SGD", SAME):
+            rival = by_cell.get((name, other, epsilon))
+            if rival is None:
+                continue
+            printed = None
+            if one.cell.printed is not None and rival.cell.printed is not None:
+                printed = one.cell.printed - rival.cell.printed
+            verdicts.append(
+                of_order(
+                    f"{name}: GReDP is more accurate than {other}, equal claimed epsilon "
+                    f"{shown_bound(epsilon)}",
+                    one.runs.last,
+                    rival.runs.last,
+                    unit=DIFFERENCE,
+                    published=printed,
+                    hindrance=one.hindrance or rival.hindrance,
+                    reason="" if other == SAME else _noise(one, rival),
+                )
+            )
+    return verdicts
+
+
+def _noise(one: TrainedCell, rival: TrainedCell) -> str:
+    return (
+        f"certified are {shown_bound(one.runs.certified)} and {shown_bound(rival.runs.certified)}: "
+        "published GReDP adds half the variance to layers that are clipped one by one (G2, G3)"
+    )
+
+
+def claims(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Judge the claimed epsilon of every method, once for each model."""
+    first: dict[tuple[str, str], TrainedCell] = {}
+    for one in found:
+        if one.cell.method not in ("plain", SAME):
+            first.setdefault((one.cell.name, one.cell.method), one)
+    return [
+        of_epsilon(
+            f"{name}, {method}: the run spends epsilon {shown_bound(one.cell.epsilon)}",
+            one.runs.claimed,
+            one.runs.certified,
+            ""
+            if method == "DP-SGD"
+            else "G2, G3: the multiplier is sigma / sqrt(2) and every layer has the whole bound",
+        )
+        for (name, method), one in first.items()
+    ]
+
+
+def of_table(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Return the verdicts on a table of accuracies."""
+    return [*claims(found), *orders(found), *accuracies(found)]
+
+
+def falls(what: str, found: Sequence[TrainedCell]) -> Verdict:
+    """Judge that accuracy falls from the first to the last cell of a figure."""
+    first, last = found[0], found[-1]
+    printed = None
+    if first.cell.printed is not None and last.cell.printed is not None:
+        printed = first.cell.printed - last.cell.printed
+    return of_order(
+        f"{first.cell.name}: accuracy falls with {what}",
+        first.runs.last,
+        last.runs.last,
+        unit=DIFFERENCE,
+        published=printed,
+        hindrance=first.hindrance or last.hindrance,
+    )
+
+
+def of_figures(cells: Sequence[TrainedCell], what: str) -> list[Verdict]:
+    """Return the verdicts on a figure over batch size or learning rate."""
+    return [falls(what, cells), *claims(cells), *accuracies(cells)]
+
+
+__all__ = ["accuracies", "claims", "falls", "of_figures", "of_table", "orders"]

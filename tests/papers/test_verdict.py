@@ -1,0 +1,54 @@
+"""A claim holds, fails or is undecided, and each for its own reason."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpkern.papers import verdict
+from dpkern.papers.intervals import interval
+from dpkern.papers.verdict import FAILS, HOLDS, UNDECIDED, of_epsilon, of_number, of_order
+
+RUNS = [90.0, 90.4, 89.8, 90.1, 89.9]
+
+
+@pytest.mark.parametrize(("printed", "says"), [(90.1, HOLDS), (93.0, FAILS)])
+def test_a_number_is_judged_by_the_interval_of_our_mean(printed: float, says: str) -> None:
+    assert of_number("c", printed, interval(RUNS), len(RUNS), unit="%").verdict == says
+    few = of_number("c", printed, interval(RUNS[:3]), 3, unit="%")
+    assert (few.verdict, few.reason) == (UNDECIDED, "3 runs are too few, 5 are needed")
+    other = of_number("c", printed, interval(RUNS), 5, unit="%", hindrance="other data")
+    assert (other.verdict, other.reason) == (UNDECIDED, "other data")
+
+
+def test_an_order_is_judged_by_paired_differences() -> None:
+    lower = [value - 1 + 0.01 * place for place, value in enumerate(RUNS)]
+    assert of_order("c", RUNS, lower, unit="points").verdict == HOLDS
+    assert of_order("c", lower, RUNS, unit="points").verdict == FAILS
+    mixed = of_order("c", RUNS, RUNS[::-1], unit="points")
+    assert (mixed.verdict, mixed.ours) == (UNDECIDED, pytest.approx(0))
+    # Between the same numbers without their pairs nothing could be told.
+    assert of_order("c", RUNS[:1], lower[:1], unit="points").verdict == UNDECIDED
+
+
+def test_an_epsilon_fails_where_some_pair_is_known_to_spend_more() -> None:
+    assert of_epsilon("c", 1.0, 1.0).verdict == HOLDS
+    assert "by slack" in of_epsilon("c", 1.0, 0.5).reason
+    assert of_epsilon("c", 1.0, 1.01).verdict == FAILS
+    assert of_epsilon("c", 0.365, 0.36502, rounding=5e-4).verdict == HOLDS
+    nothing = of_epsilon("c", 1.0, math.inf, "why")
+    assert (nothing.verdict, nothing.reason) == (FAILS, "nothing can be certified; why")
+    assert of_epsilon("c", 1.0, math.inf, attained=False).verdict == UNDECIDED
+
+
+def test_runs_that_stopped_or_collapsed_decide_nothing() -> None:
+    assert not verdict.spoiled(2, 2, 5)
+    assert verdict.spoiled(3, 0, 5) == "3 of 5 runs were stopped by the guard, 0 collapsed"
+    assert verdict.spoiled(0, 5, 5)
+
+
+def test_a_verdict_reads_as_a_line() -> None:
+    one = of_number("claim", 90.1, interval(RUNS), 5, unit="%", reason="why")
+    assert one.sentence == "HOLDS: claim; ours 90.04 in [89.75, 90.33] %: why"
+    assert of_order("c", [2.0], [1.0], unit="points").number == "1 (one run) points"
