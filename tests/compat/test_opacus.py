@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import math
 from typing import Any
 
 import pytest
@@ -12,9 +14,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpkern import InvalidInput, UnsupportedModule, accounting
 from dpkern.compat.opacus import PrivacyEngine
-from dpkern.compat.opacus.accountants import get_noise_multiplier
+from dpkern.compat.opacus.accountants import (
+    GaussianAccountant,
+    IAccountant,
+    PRVAccountant,
+    RDPAccountant,
+    create_accountant,
+    get_noise_multiplier,
+)
 from dpkern.compat.opacus.layers import DPLSTM
+from dpkern.compat.opacus.schedulers import StepNoise
 from dpkern.compat.opacus.utils.batch_memory_manager import BatchMemoryManager
+from dpkern.compat.opacus.utils.module_utils import are_state_dict_equal
 from dpkern.compat.opacus.validators import ModuleValidator, UnsupportedModuleError
 from dpkern.privacy.mechanisms import DPSGD
 
@@ -86,6 +97,11 @@ def test_modules_are_validated_and_fixed() -> None:
     assert isinstance(fixed[1], nn.GroupNorm)  # type: ignore[index]
 
 
+def test_options_of_fixers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="replace_bn_with_in"):
+        ModuleValidator.fix(nn.BatchNorm1d(4), replace_bn_with_in=True)
+
+
 def test_checkpoints_go_to_open_files_and_come_back() -> None:
     module, optimizer, _, engine = private(unsafe_seed=3)
     kept = io.BytesIO()
@@ -111,6 +127,103 @@ def test_a_damaged_open_file_is_refused() -> None:
         engine.load_checkpoint(path=io.BytesIO(bytes(damaged)), module=module)
 
 
+def test_two_checkpoints_in_one_open_file_are_refused_with_a_remedy() -> None:
+    module, optimizer, _, engine = private(unsafe_seed=3)
+    kept = io.BytesIO()
+    for _ in range(2):
+        engine.save_checkpoint(path=kept, module=module, optimizer=optimizer)
+    kept.seek(0)
+    with pytest.raises(InvalidInput, match=r"truncate\(\) before each"):
+        engine.load_checkpoint(path=kept, module=module)
+    kept.seek(0)
+    kept.truncate()
+    engine.save_checkpoint(path=kept, module=module, optimizer=optimizer)
+    kept.seek(0)
+    engine.load_checkpoint(path=kept, module=module)
+
+
+@pytest.mark.parametrize("kind", [RDPAccountant, PRVAccountant])
+def test_accountants_alone_agree_with_the_certificate(kind: type[IAccountant]) -> None:
+    accountant = kind()
+    assert accountant.get_epsilon(1e-5) == 0
+    for _ in range(3):
+        accountant.step(noise_multiplier=1.5, sample_rate=0.02)
+    accountant.step(noise_multiplier=1.5, sample_rate=0.02, num_steps=97)
+    (multiplier, rate, steps) = accountant.history[0]
+    assert (len(accountant), rate, steps) == (1, 0.02, 100)
+    assert multiplier == pytest.approx(1.5, rel=1e-4)
+    mechanism = DPSGD(noise_multiplier=1.5, max_grad_norm=1.0, arithmetic="float")
+    whole = accounting.certify(mechanism, sample_rate=0.02, steps=100, delta=1e-5)
+    assert accountant.get_epsilon(1e-5) == whole.epsilon_by(kind._bound)
+    accountant.step(noise_multiplier=1.0, sample_rate=0.02)
+    assert len(accountant) == 2
+    assert accountant.get_epsilon(1e-5) > whole.epsilon_by(kind._bound)
+    with pytest.raises(InvalidInput):
+        accountant.step(noise_multiplier=1.0, sample_rate=2.0)
+    again = kind()
+    again.history = [(1.5, 0.02, 100)]
+    assert again.get_epsilon(1e-5) == whole.epsilon_by(kind._bound)
+    with pytest.raises(InvalidInput):
+        again.history = [(1.5, 0.02, 1), (1.5, 0.02, -1)]
+    assert again.history[0][2] == 100
+    other = kind()
+    other.load_state_dict(accountant.state_dict())
+    assert other.history == accountant.history
+    assert other.get_epsilon(1e-5) == accountant.get_epsilon(1e-5)
+    for state in ({}, {**accountant.state_dict(), "mechanism": "nobody's"}):
+        with pytest.raises(InvalidInput, match="state_dict"):
+            other.load_state_dict(state)
+    assert len(accountant) == 2
+
+
+def test_accountants_are_made_by_name_and_a_limit_theorem_is_none() -> None:
+    assert isinstance(create_accountant("rdp"), RDPAccountant)
+    assert create_accountant("prv").mechanism() == "prv"
+    for name in ("gdp", "nobody's"):
+        with pytest.raises(ValueError, match="mechanism"):
+            create_accountant(name)
+    with pytest.raises(InvalidInput, match="upper bound"):
+        GaussianAccountant()
+
+
+def test_no_step_is_missing_in_an_epsilon() -> None:
+    accountant = RDPAccountant()
+    accountant.history += [(1.5, 0.02, 100)]
+    spent = accountant.get_epsilon(1e-5)
+    with pytest.raises(InvalidInput, match="step\\(\\)"):
+        accountant.history.append((1.5, 0.02, 100))
+    with pytest.raises(InvalidInput, match="history"):
+        accountant.history[0] = (9.0, 0.02, 1)
+    assert accountant.get_epsilon(1e-5) == spent > 0
+    assert type(copy.deepcopy(accountant.history)) is list
+    accountant.step(noise_multiplier=0.0, sample_rate=0.5)
+    assert accountant.history[-1] == (0.0, 0.5, 1)
+    assert accountant.get_epsilon(1e-5) == math.inf
+
+
+def test_epochs_are_no_fewer_steps_than_in_opacus() -> None:
+    target = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.03}
+    by_epochs = get_noise_multiplier(**target, epochs=10)  # type: ignore[arg-type]
+    assert by_epochs == get_noise_multiplier(**target, steps=333)  # type: ignore[arg-type]
+    for wrong in ({"sample_rate": 0.0}, {"sample_rate": 2.0}):
+        with pytest.raises(InvalidInput, match="sample_rate"):
+            get_noise_multiplier(**{**target, **wrong}, epochs=10)  # type: ignore[arg-type]
+
+
+def test_states_are_compared_by_keys_and_bits() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert not are_state_dict_equal(one.state_dict(), other.state_dict())
+    other.load_state_dict(one.state_dict())
+    assert are_state_dict_equal(one.state_dict(), other.state_dict())
+    assert not are_state_dict_equal(one.state_dict(), {"weight": one.weight})
+
+
+def test_schedules_change_the_private_optimizer() -> None:
+    _, optimizer, _, _ = private()
+    StepNoise(optimizer, step_size=1, gamma=0.5).step()
+    assert optimizer.noise_multiplier == 0.5
+
+
 def test_wrong_values_are_value_errors() -> None:
     with pytest.raises(ValueError, match="accountant"):
         PrivacyEngine(accountant="nobody's")
@@ -127,6 +240,10 @@ def test_noise_for_a_target_meets_it_and_no_less_would() -> None:
         return accounting.certify(mechanism, **run).epsilon  # type: ignore[arg-type]
 
     assert spent(found) <= 2.0 < spent(0.99 * found)
+    with pytest.raises(InvalidInput, match="upper bound"):
+        get_noise_multiplier(
+            target_epsilon=2.0, target_delta=1e-5, sample_rate=0.02, steps=9, accountant="gdp"
+        )
     with pytest.raises(InvalidInput, match="either epochs or steps"):
         get_noise_multiplier(target_epsilon=2.0, target_delta=1e-5, sample_rate=0.02)
 

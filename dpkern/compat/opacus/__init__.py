@@ -9,6 +9,6 @@ dpkern's own, with its guards and its accounting, so that what mixes samples is 
 """
 
 from ...engine.privacy_engine import PrivacyEngine
-from . import accountants, layers, utils, validators
+from . import accountants, layers, schedulers, utils, validators
 
-__all__ = ["PrivacyEngine", "accountants", "layers", "utils", "validators"]
+__all__ = ["PrivacyEngine", "accountants", "layers", "schedulers", "utils", "validators"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ....base.errors import InvalidInput
+from ....base.validate import integer, probability
 from ....privacy import accounting
 from ....privacy.mechanisms import DPSGD
+from .accountant import create_accountant
 
 
 def get_noise_multiplier(
@@ -14,19 +16,21 @@ def get_noise_multiplier(
     sample_rate: float,
     epochs: int | None = None,
     steps: int | None = None,
-    accountant: str = "prv",
+    accountant: str = "rdp",
 ) -> float:
     """Return the least noise multiplier of DP-SGD with Poisson batches that meets a target.
 
     Args:
         target_epsilon, target_delta: what the certificate may not exceed.
         sample_rate: probability with which each record joins a step.
-        epochs: number of epochs, of ``int(1 / sample_rate)`` steps each.
+        epochs: number of epochs: ``int(epochs / sample_rate)`` steps, as Opacus counts them, and
+            no fewer than ``int(1 / sample_rate)`` an epoch.
         steps: number of steps; one of the two is given.
-        accountant: ``rdp`` keeps to that bound; ``prv`` and others take the best one.
+        accountant: ``rdp`` keeps to that bound; ``prv`` takes the best one.
 
     Raises:
-        InvalidInput: both or none of epochs and steps, or an argument out of range.
+        InvalidInput: an accountant that bounds nothing, both or none of epochs and steps, or an
+            argument out of range.
         PrivacyError: no multiplier meets the target.
     """
     if (epochs is None) is (steps is None):
@@ -36,14 +40,18 @@ def get_noise_multiplier(
             got="both" if steps is not None else "neither",
             remedy="Give the number of epochs, or that of steps.",
         )
-    taken = steps if epochs is None else epochs * int(1 / sample_rate)
+    bound = create_accountant(accountant)._bound
+    if epochs is not None:
+        integer(1, epochs=epochs)
+        probability(sample_rate=sample_rate)
+        steps = max(int(epochs / sample_rate), epochs * int(1 / sample_rate))
     found = accounting.calibrate(
         DPSGD(noise_multiplier=1.0, max_grad_norm=1.0),
         target_epsilon=target_epsilon,
         sample_rate=sample_rate,
-        steps=taken or 0,
+        steps=steps or 0,
         delta=target_delta,
-        accountant="RDP" if accountant == "rdp" else None,
+        accountant=bound,
     )
     return float(found.noise_multiplier)
 

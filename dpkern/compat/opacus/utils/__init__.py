@@ -1,5 +1,5 @@
 """Utilities that Opacus' scripts import."""
 
-from . import batch_memory_manager
+from . import batch_memory_manager, module_utils
 
-__all__ = ["batch_memory_manager"]
+__all__ = ["batch_memory_manager", "module_utils"]

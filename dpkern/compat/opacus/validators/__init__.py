@@ -1,6 +1,15 @@
 """Check a module before training, and replace what can be replaced."""
 
-from .errors import UnsupportedModuleError
+from .errors import (
+    IllegalModuleConfigurationError,
+    ShouldReplaceModuleError,
+    UnsupportedModuleError,
+)
 from .module_validator import ModuleValidator
 
-__all__ = ["ModuleValidator", "UnsupportedModuleError"]
+__all__ = [
+    "IllegalModuleConfigurationError",
+    "ModuleValidator",
+    "ShouldReplaceModuleError",
+    "UnsupportedModuleError",
+]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from torch import nn
 
-from ....base.errors import UnsupportedModule
+from ....base.errors import InvalidInput, UnsupportedModule
 from ....engine.fix import fix
 from ....engine.validate import refuse, static_findings
 
@@ -42,8 +43,20 @@ class ModuleValidator:
         return not cls.validate(module)
 
     @staticmethod
-    def fix(module: nn.Module) -> nn.Module:
-        """Return a copy of the module whose batch normalisation is replaced (``dpkern.fix``)."""
+    def fix(module: nn.Module, **options: Any) -> nn.Module:
+        """Return a copy of the module whose batch normalisation is replaced (``dpkern.fix``).
+
+        Raises:
+            InvalidInput: an option of Opacus' fixers, of which there are none here.
+        """
+        if options:
+            raise InvalidInput(
+                "ModuleValidator.fix",
+                expected="the module alone",
+                got=", ".join(sorted(options)),
+                remedy="Leave the options out, or replace the layers yourself: dpkern.fix chooses "
+                "the groups of nn.GroupNorm.",
+            )
         return fix(copy.deepcopy(module))
 
     @classmethod
