@@ -2,7 +2,7 @@
 
 Usage::
 
-    python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
+    python -m benchmarks                                    every op (dpkern bench --out ...)
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
     python -m benchmarks host [MODEL ...] ...               what privacy adds on the host
     python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
@@ -12,23 +12,23 @@ Usage::
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
     python -m benchmarks spectral-ratio [--rounds N]        the same over DP-SGD of this package
+    python -m benchmarks sass [--arch 90]                   device kernels as machine code
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import platform
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import pytest
 import torch
 import typer
+from rich.console import Console
 
-import dpkern
-from dpkern.ops.backends import cpu
+from dpkern.bench import results, suite
+from dpkern.bench.environment import environment
+from dpkern.commands.bench import measure
 
 from . import calls as op_calls
 from . import (
@@ -43,54 +43,16 @@ from . import (
     step_report,
 )
 from .spectral_cases import BY_NAME
-from .step_cases import BASELINES, VARIANTS
+from .step_cases import BASELINES, VARIANTS, absent
 from .step_models import TASKS
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-COLUMNS = ("case", "isa", "threads", "ms", "torch ms", "ratio", "GB/s", "limit GB/s")
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
-
-
-def cell(value: Any) -> str:
-    """Return a table cell: three significant digits."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
-    """Return the table that is printed and committed."""
-    lines = [
-        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
-        f"{machine['cores']} cores. Medians; `ratio` = torch's best formulation / ours, in turns "
-        "in one process; `limit` = measured copy (clip: read) bandwidth.",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-    ]
-    lines += [
-        "| " + " | ".join(cell(row.get(c)) for c in COLUMNS) + " |" for row in rows if "ms" in row
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def this_machine() -> dict[str, Any]:
-    """Return versions and hardware, for the record."""
-    return {
-        "dpkern": dpkern.__version__,
-        "torch": torch.__version__,
-        "processor": processor(),
-        "cores": torch.get_num_threads(),
-        "build": cpu.build_config(),
-    }
+    """Return versions, commit and hardware, for the record."""
+    return environment() | {"cores": torch.get_num_threads()}
 
 
 app = typer.Typer(add_completion=False)
@@ -99,22 +61,14 @@ app = typer.Typer(add_completion=False)
 @app.callback(invoke_without_command=True)
 def kernels(
     context: typer.Context,
-    name: Annotated[str, typer.Option(help="stem of the result files")] = "cpu",
-    k: Annotated[str, typer.Option("-k", help="pytest expression: which benchmarks")] = "",
+    out: Annotated[Path, typer.Option(help="where the results go")] = RESULTS / "ops.json",
 ) -> None:
-    """Run the kernels where no command is given."""
+    """Measure every case of every op where no command is given."""
     if context.invoked_subcommand is not None:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "raw.json"
-        options = ["-q", "-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
-        options += ["--benchmark-json", str(raw), "--benchmark-columns=median,rounds"]
-        code = pytest.main([*options, *(["-k", k] if k else []), str(FOLDER)])
-        if code != 0:
-            raise SystemExit(int(code))
-        rows = [entry["extra_info"] for entry in json.loads(raw.read_text())["benchmarks"]]
-    machine = this_machine()
-    write(RESULTS / f"{name}.json", {"machine": machine, "rows": rows}, markdown(rows, machine))
+    plan = suite.BenchPlan(threads=suite.torch_threads_here())
+    results.check_place(out, plan.complete)
+    results.write(out, measure(plan, Console(soft_wrap=True)))
 
 
 def known(names: list[str], choices: dict[str, Any], what: str) -> list[str]:
@@ -144,6 +98,8 @@ def step(
     tasks = known(models or [], TASKS, "model")
     private = {name: make for name, make in VARIANTS.items() if name not in BASELINES}
     variants = [*BASELINES, *known(variant or [], private, "variant")]
+    left = absent(variants)
+    variants = [name for name in variants if name not in left]
     speeds: list[dict[str, Any]] = []
     memories: list[dict[str, Any]] = []
     for rows in step_report.speed(tasks, variants, threads or [1, 2], rounds):
@@ -152,12 +108,21 @@ def step(
     for rows in step_report.memory(tasks, variants) if memory else ():
         print("\n".join(step_report.memory_table(rows)), flush=True)
         memories += rows
-    machine = this_machine() | {"opacus": importlib.metadata.version("opacus")}
+    machine = this_machine() | {"opacus": opacus_version(), "absent": left}
     content = {"machine": machine, "speed": speeds, "memory": memories}
     table = step_report.markdown(machine, speeds, memories)
-    write(path or readme_table.RESULTS, content, table)
-    if path is None:
+    whole = not (models or variant or threads) and memory
+    write(path or default("step", whole), content, table)
+    if path is None and whole:
         readme_table.update()
+
+
+def opacus_version() -> str:
+    """Return the version of Opacus; ``absent`` where it is not installed."""
+    try:
+        return importlib.metadata.version("opacus")
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
 
 
 @app.command()
@@ -174,7 +139,7 @@ def host(
     ]
     machine = this_machine() | {"cores": threads}
     content = {"machine": machine, "rows": rows}
-    write(path or RESULTS / "host.json", content, host_report.markdown(machine, rows))
+    write(path or default("host", not models), content, host_report.markdown(machine, rows))
 
 
 @app.command()
@@ -191,7 +156,7 @@ def guards(
         print("\n".join(guard_report.table(rows[-1:])[2:]), flush=True)
     machine = this_machine() | {"cores": 1}
     content = {"machine": machine, "rows": rows}
-    write(path or RESULTS / "guards.json", content, guard_report.markdown(machine, rows))
+    write(path or default("guards", not models), content, guard_report.markdown(machine, rows))
 
 
 @app.command()
@@ -218,7 +183,7 @@ def spectral(
     whole = list(spectral_report.steps((threads or [2])[0], rounds, memory)) if step else []
     content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
     table = spectral_report.markdown(machine, speeds, memories, whole)
-    write(path or RESULTS / "spectral.json", content, table)
+    write(path or default("spectral", memory and not (layers or threads)), content, table)
 
 
 @app.command("spectral-ratio")
@@ -287,9 +252,34 @@ def spof(
     )
 
 
-def write(path: Path, content: dict[str, Any], table: str) -> None:
-    """Print the tables and keep both: JSON at ``path``, the tables beside it."""
+@app.command()
+def sass(
+    arch: Annotated[
+        list[int] | None, typer.Option(help="compute capabilities; default: all of a wheel")
+    ] = None,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Read the device kernels' machine code, and what it predicts; needs nvcc, but no GPU."""
+    from . import sass as machine_code_report  # compilers of devices, which others do not need
+
+    found = machine_code_report.measured(*([tuple(arch)] if arch else []))
+    write(path or default("sass", not arch), found, machine_code_report.markdown(found))
+
+
+def default(name: str, whole: bool) -> Path | None:
+    """Return the place of a committed table; None where only a part of it was measured."""
+    return RESULTS / f"{name}.json" if whole else None
+
+
+def write(path: Path | None, content: dict[str, Any], table: str) -> None:
+    """Print the tables and keep both: JSON at ``path``, the tables beside it; None keeps nothing.
+
+    A part of a table never takes the place of the whole: it is kept where ``--json`` says.
+    """
     print(table)
+    if path is None:
+        print("A part of the table: not written. --json FILE keeps it.")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     path.with_suffix(".md").write_text(table)

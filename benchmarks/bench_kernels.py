@@ -1,65 +1,58 @@
-"""Time noise, clip and update: ours, then torch's best, in turns; no number on a wrong result."""
+"""Time every op and torch's formulations of its work with pytest-benchmark, a group for each case.
+
+    pytest benchmarks --benchmark-only [-k linear_norm]
+
+The cases are those of ``dpkern bench``, which also samples in turns, stops by the interval of the
+ratio and marks what a busy machine disturbed. Results are compared with the reference first.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
-from dpkern.ops import testing
+from dpkern.bench import suite
+from dpkern.bench.case import Case
+from dpkern.bench.formulations import FORMULATIONS, formulations_of
+from dpkern.bench.guard import counters, verdict
+from dpkern.bench.measure import call, checked_formulations, verify
 
-from .cases import LARGE_CASES, Case, ClipCase
-
-ROUNDS = 25
-ISAS = [name for name in testing.available_isas() if name in ("avx2", testing.available_isas()[-1])]
-
-
-@cache
-def verify(case: Case, isa: str) -> None:
-    """Verify once per case and instruction set."""
-    case.verify("cpu")
-
-
-def isas_of(case: Case) -> list[str]:
-    """Return the best instruction set, and AVX2 for noise and updates, which arithmetic bounds."""
-    return ISAS[-1:] if isinstance(case, ClipCase) else ISAS
-
-
-ROWS = [
-    pytest.param(case, isa, threads, id=f"{case.name}-{isa}-{threads}t")
-    for case in LARGE_CASES
-    for isa in isas_of(case)
-    for threads in (1, 2)
+PLAN = suite.BenchPlan()
+CASES = [(op, case) for op in suite.ops_of(PLAN) for case in suite.cases_of(op, PLAN)]
+OURS = [
+    pytest.param(case, backend, id=f"{op.name}-{case.name}-{backend}")
+    for op, case in CASES
+    for backend in suite.backends_of(op, PLAN)
 ]
+THEIRS = [
+    pytest.param(case, one.name, id=f"{op.name}-{case.name}-torch: {one.name}")
+    for op, case in CASES
+    for one in FORMULATIONS.get(op.name, ())
+]
+pytestmark = pytest.mark.benchmark(max_time=0.2, warmup=True)
 
 
-@pytest.mark.parametrize(("case", "isa", "threads"), ROWS)
-def bench_case(
-    benchmark: Any, limits: dict[int, dict[str, float]], case: Any, isa: str, threads: int
-) -> None:
-    benchmark.group = type(case).__name__
-    with testing.isa(isa), testing.threads(threads):
-        verify(case, isa)
-        work = case.work("cpu")
-        torch_times: list[float] = []
+def _timed(benchmark: Any, case: Case, work: Any) -> None:
+    benchmark.group = f"{case.op.name} {case.name}"
+    before = counters()
+    with torch.no_grad():
+        benchmark(work)
+    benchmark.extra_info["guard"] = verdict(before, counters()).as_json()
 
-        def take_turns() -> None:
-            if work.torch is not None:
-                started = time.perf_counter()
-                work.torch()
-                torch_times.append(time.perf_counter() - started)
 
-        benchmark.pedantic(work.ours, setup=take_turns, rounds=ROUNDS, warmup_rounds=2)
-        seconds = benchmark.stats.stats.median
-    info = benchmark.extra_info
-    info |= {"case": case.name, "isa": isa, "threads": threads, "ms": 1e3 * seconds}
-    info["GB/s"] = 1e-9 * work.cost.bytes / seconds
-    kind = "read" if isinstance(case, ClipCase) else "copy"
-    info["limit GB/s"] = limits[threads][kind]
-    info["random words/us"] = 1e-6 * work.cost.random_words / seconds
-    if torch_times:
-        info["torch ms"] = 1e3 * statistics.median(torch_times[2:])
-        info["ratio"] = info["torch ms"] / info["ms"]
+@pytest.mark.parametrize(("case", "backend"), OURS)
+def bench_op(benchmark: Any, case: Case, backend: str) -> None:
+    verify(case, backend)
+    _timed(benchmark, case, call(case, backend))
+
+
+@pytest.mark.parametrize(("case", "name"), THEIRS)
+def bench_torch(benchmark: Any, case: Case, name: str) -> None:
+    if name not in [one.name for one in formulations_of(case)]:
+        pytest.skip("does not do the work of this case")
+    with torch.no_grad():
+        found, left = checked_formulations(case, "reference", compiled=False)
+    assert name in found, left[name]
+    _timed(benchmark, case, found[name])

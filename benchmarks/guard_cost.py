@@ -3,10 +3,11 @@
 Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ..., "rounds": ...}'``
 
 A run without guards begins its batches by hand: no hook looks at outputs and state, and records are
-not followed. Both runs take one step after the other in one process, so that drift of the machine
-cancels. Secret probes come once in 500 passes: one is timed by itself, its expected share added.
-The loader's epochs are short, and the first step of each tries ``collate_fn``: a run counts as one
-epoch, and what another one would add is a figure of its own.
+not followed. Both runs probe the gradients of the first batch, which is timed by itself. They take
+one step after the other in one process, so that drift of the machine cancels. Secret probes come
+once in 500 passes: one is timed by itself, its expected share added. The loader's epochs are short,
+and the first step of each tries ``collate_fn``: a run counts as one epoch, and what another one
+would add is a figure of its own.
 
 Whichever run takes its first step first finds colder memory. Rounds alternate between the two
 orders, and the figure of the first step is the mean of both orders' medians.
@@ -30,6 +31,7 @@ from torch import nn
 
 import dpkern
 from dpkern.engine import loader
+from dpkern.engine.capture import Capture
 from dpkern.engine.guard import ForwardGuard
 from dpkern.engine.occasions import MEAN_GAP
 from dpkern.engine.padding import PaddingCheck
@@ -113,6 +115,7 @@ def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
 
 
 PARTS = (
+    ("gradients", Capture, "verify"),
     ("probe", ForwardGuard, "_wait"),
     ("probe", ForwardGuard, "_end_wait"),
     ("probe", ForwardGuard, "_check"),
@@ -226,7 +229,7 @@ def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
         run = begin(task, guarded=True)
         occasions = run.engine.capture.guard._occasions
         run.step()
-        found = {"first probe": spent["probe"]}
+        found = {"first probe": spent["probe"], "gradients": spent["gradients"]}
         each: list[dict[str, float]] = []
         for _ in range(steps):
             before = dict(spent)

@@ -45,7 +45,7 @@ def table(rows: Rows) -> list[str]:
 
 def parts_table(rows: Rows) -> list[str]:
     """Return CPU milliseconds inside each part."""
-    parts = ("first probe", "secret probe", "rows", "scans")
+    parts = ("first probe", "gradients", "secret probe", "rows", "scans")
     lines = [
         [TASKS[row["task"]].title, *(f"{row['parts ms'][part]:.3g}" for part in parts)]
         for row in rows
@@ -73,7 +73,9 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         "",
         *table(rows),
         "",
-        "Inside the guards, CPU ms (rows and scans: of an ordinary step; rows: with the loss):",
+        "Inside the guards, CPU ms (rows and scans: of an ordinary step; rows: with the loss; "
+        "gradients: the passes in which the first batch shows that its gradients stay apart, which "
+        "both runs take):",
         "",
         *parts_table(rows),
     ]

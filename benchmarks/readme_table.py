@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .step_models import TASKS
+from .step_report import disturbed
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parent / "README.md"
@@ -18,14 +19,20 @@ THREADS = (1, 2)
 
 
 def table(measured: dict[str, Any]) -> str:
-    """Return the Markdown table: ratios at one and two threads, with the default allocator."""
+    """Return the Markdown table: ratios at one and two threads, with the default allocator.
+
+    A ratio that a busy machine disturbed is left out, and the heading says how many were.
+    """
     machine = measured["machine"]
+    used = [row for row in measured["speed"] if row["heap"] == "default"]
     rows = {
-        (row["task"], row["threads"], row["variant"]): row["ratio"]
-        for row in measured["speed"]
-        if row["heap"] == "default"
+        (row["task"], row["threads"], row["variant"]): None if disturbed(row) else row["ratio"]
+        for row in used
     }
     head = f"{machine['processor']}, torch {machine['torch']}; 1 / 2 threads"
+    if all("guard" in row for row in used):
+        busy = sum(bool(disturbed(row)) for row in used)
+        head += "; machine quiet" if not busy else f"; {busy} of {len(used)} rows disturbed"
     lines = [f"| {head} | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name, task in TASKS.items():
         cells = []

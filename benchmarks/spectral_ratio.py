@@ -18,17 +18,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
-from dpkern.ops.backends import _spectral
+from dpkern.nn import BlockCirculantLinear
+from dpkern.ops.backends import _circulant, _spectral
 
 from .spectral_cases import CASES, Work
 from .spectral_step import LR, NOISE, VARIANTS
 from .step_cases import quiet
-from .step_models import TASKS
+from .step_models import TASKS, Task
 
 TASK_SIZES = {"lenet": 128, "resnet": 64}
 STEPS = ("GReDP spectrum", "Spectral-DP spectrum", "Spectral-DP whitened")
@@ -48,6 +51,7 @@ def kernel(fused: bool) -> Iterator[None]:
     with (
         mock.patch.object(_spectral, "reaches", return_value=False),
         mock.patch.object(_spectral, "is_even", return_value=False),
+        mock.patch.object(_circulant, "LARGEST", 0),
     ):
         yield
 
@@ -88,6 +92,31 @@ def steps(rounds: int) -> Iterator[dict[str, Any]]:
         yield {"task": task.title, "ratios": ratios(times, "DP-SGD")}
 
 
+BLOCKS = (8, 16, 64)
+"""Sizes of the blocks of circulant layers."""
+
+
+def circulants(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the ratio of steps whose linear layers but the last are circulant to dense ones'."""
+    dense = TASKS["mlp"]
+    runners = {"dense": VARIANTS["DP-SGD"](dense, lr=LR).begin(NOISE)}
+    for block in BLOCKS:
+        task = replace(dense, build=partial(_circulant_model, dense, block))
+        runners[f"blocks of {block}"] = VARIANTS["DP-SGD"](task, lr=LR).begin(NOISE)
+    times = in_turns({name: runner.step for name, runner in runners.items()}, rounds)
+    yield {"task": dense.title, "ratios": ratios(times, "dense")}
+
+
+def _circulant_model(dense: Task, block: int) -> nn.Module:
+    model = dense.build()
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    for name, part in model.named_children():
+        if isinstance(part, nn.Linear) and part is not layers[-1]:
+            sizes = part.in_features, part.out_features
+            setattr(model, name, BlockCirculantLinear(*sizes, block=block))
+    return model
+
+
 def layers(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the ratios of single convolutions, the better way of each column."""
     for case in CASES:
@@ -121,6 +150,11 @@ def markdown(result: dict[str, Any]) -> str:
         cells = [row["ratios"][v] for v in STEPS]
         text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
         lines.append(f"| {row['task']} | " + " | ".join(text) + " |")
+    lines += ["", "| step over the dense one's | before | after |", "|---|---|---|"]
+    for row in result["circulants"]:
+        for name, found in row["ratios"].items():
+            cells_of = f"{found['transforms']:.2f} | {found['fused']:.2f}"
+            lines.append(f"| {row['task']}, circulant, {name} | {cells_of} |")
     lines += ["", "| layer | G: before, after | S: before, after | W: before, after |"]
     lines.append("|---|---|---|---|")
     for row in result["layers"]:
@@ -144,6 +178,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     result = {
         **request,
         "steps": list(steps(request["rounds"])),
+        "circulants": list(circulants(request["rounds"])),
         "layers": list(layers(request["rounds"])) if request.get("layers", True) else [],
     }
     return {**result, "load": [before, os.getloadavg()[0]]}

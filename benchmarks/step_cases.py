@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import dpkern
+from dpkern.bench.peers import PEERS, UNBUILT, PeerAbsentError, PeerTask
 from dpkern.engine.optimizer import OptimizerAdapter
 
 from .step_models import Task
@@ -204,6 +205,65 @@ def opacus(task: Task, lr: float, mode: str) -> Prepared:
     return Prepared(model, begin)
 
 
+class WholeStep(Runner):
+    """A step that another library makes in one piece: no phases."""
+
+    def step(self) -> tuple[float, ...]:
+        started = time.perf_counter()
+        self.update()
+        return 0.0, 0.0, 0.0, time.perf_counter() - started
+
+
+def peer(task: Task, lr: float, name: str) -> Prepared:
+    """Make the step of a library that ``dpkern bench --model`` puts beside dpkern.
+
+    Raises:
+        PeerAbsentError: it is not installed.
+    """
+    model = task.model()
+    criterion = nn.CrossEntropyLoss()
+    x, y = task.data()
+
+    def begin(noise: float) -> Runner:
+        made = PeerTask(
+            model=model,
+            x=x,
+            labels=y,
+            loss=lambda out, labels: task.loss(criterion, out, labels),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM),
+            clip=CLIP,
+            noise=noise,
+        )
+        step = PEERS[name](made)
+        return WholeStep(model=model, hand_out=lambda: (x, y), loss=lambda _: None, update=step)
+
+    return Prepared(model, begin)
+
+
+def _tiny() -> PeerTask:
+    return PeerTask(
+        model=nn.Linear(2, 2),
+        x=torch.ones(2, 2),
+        labels=torch.zeros(2, dtype=torch.long),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        clip=CLIP,
+        noise=NOISE,
+    )
+
+
+def absent(names: Iterable[str]) -> dict[str, str]:
+    """Return why variants of libraries that are not installed are left out."""
+    found = dict(UNBUILT)
+    for name in names:
+        if name in PEERS:
+            try:
+                PEERS[name](_tiny())
+            except PeerAbsentError as error:
+                found[name] = str(error)
+    return found
+
+
 VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch foreach": non_private,
     "torch fused": partial(non_private, fused=True),
@@ -215,6 +275,8 @@ VARIANTS: dict[str, Callable[..., Prepared]] = {
     "dpkern, torch's products": private_on_library,
     "Opacus hooks": partial(opacus, mode="hooks"),
     "Opacus ghost": partial(opacus, mode="ghost"),
+    "torch.func": partial(peer, name="torch.func"),
+    "Opake": partial(peer, name="Opake"),
 }
 BASELINES = ("torch foreach", "torch fused", "torch compiled")
 

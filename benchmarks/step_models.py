@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkern.reports.networks import Encoder, ResNet
+
 
 class LeNet(nn.Sequential):
     """A LeNet for 28 x 28 images; ``width`` multiplies channels (6 and 16) and hidden layers."""
@@ -30,73 +32,6 @@ class LeNet(nn.Sequential):
             nn.ReLU(),
             nn.Linear(d, 10),
         )
-
-
-class Block(nn.Module):
-    """A block of two 3 x 3 convolutions with GroupNorm and a shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.first_norm = nn.GroupNorm(min(groups, outputs), outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.second_norm = nn.GroupNorm(min(groups, outputs), outputs)
-        self.shortcut = (
-            nn.Identity()
-            if inputs == outputs and stride == 1
-            else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.first_norm(self.first(x)))
-        return torch.relu(self.second_norm(self.second(y)) + self.shortcut(x))
-
-
-class ResNet(nn.Module):
-    """A CIFAR-style ResNet with GroupNorm: two blocks for each entry of ``channels``."""
-
-    def __init__(self, channels: tuple[int, ...], groups: int) -> None:
-        super().__init__()
-        first = channels[0]
-        self.stem = nn.Conv2d(3, first, 3, padding=1, bias=False)
-        self.stem_norm = nn.GroupNorm(min(groups, first), first)
-        blocks, inputs = [], first
-        for outputs in channels:
-            stride = 1 if outputs == first else 2
-            blocks += [
-                Block(inputs, outputs, stride, groups),
-                Block(outputs, outputs, 1, groups),
-            ]
-            inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(inputs, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.blocks(torch.relu(self.stem_norm(self.stem(x))))
-        return self.head(y.mean(dim=(2, 3)))
-
-
-class Encoder(nn.Module):
-    """A transformer encoder over tokens with learnt positions and a vocabulary-sized head."""
-
-    def __init__(self, *, vocabulary: int, length: int, width: int, layers: int, hidden: int):
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(length, width)
-        self.layers = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(
-                    width, 4, hidden, dropout=0.0, activation="gelu", batch_first=True
-                )
-                for _ in range(layers)
-            )
-        )
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        # A row of positions for each sample, and contiguous: Opacus needs both.
-        places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
-        return self.head(self.layers(self.token(ids) + self.position(places)))
 
 
 class Recurrent(nn.Module):
@@ -209,7 +144,7 @@ def _narrow(layers: int) -> nn.Sequential:
 
 
 def _encoder(width: int, layers: int) -> Encoder:
-    return Encoder(vocabulary=1000, length=64, width=width, layers=layers, hidden=4 * width)
+    return Encoder(1000, 64, width, layers)
 
 
 # The engine collates three records or more before it hands out a batch.

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dpkern.bench.worker import PASSIVE
+
 from .step_cases import BASELINES, PHASES, VARIANTS
 from .step_models import FASTDP_SOURCE, TASKS
 
@@ -34,7 +36,7 @@ def worker(module: str, request: dict[str, Any], heap: str = "default") -> Any:
     root = Path(__file__).parent.parent
     done = subprocess.run(
         command,
-        env=environment | HEAPS[heap],
+        env={**PASSIVE, **environment, **HEAPS[heap]},
         cwd=root,
         stdout=subprocess.PIPE,
         check=True,
@@ -85,7 +87,10 @@ def _groups(rows: Rows, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[str,
 
 
 def speed_table(rows: Rows) -> list[str]:
-    """Return the step time of each private variant over the better non-private one."""
+    """Return the step time of each private variant over the better non-private one.
+
+    Where the machine was not quiet the guard's flags stand in the place of a ratio.
+    """
     names = _private(rows)
     lines = []
     for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
@@ -93,11 +98,17 @@ def speed_table(rows: Rows) -> list[str]:
         figure = TASKS[task].fastdp if threads == 2 else None
         lines.append(
             [TASKS[task].title, str(threads), heap, _cell(baseline["ms"])]
-            + [_cell(group[name]["ratio"]) for name in names]
+            + [disturbed(group[name]) or _cell(group[name]["ratio"]) for name in names]
             + [_cell(figure)]
         )
     columns = ["model", "threads", "heap", "non-private ms", *names, "FastDP (quoted)"]
     return _table(columns, lines)
+
+
+def disturbed(row: dict[str, Any]) -> str:
+    """Return the flags of the quiet guard; empty on a quiet machine, and without a guard."""
+    flags = row.get("guard", {}).get("flags", [])
+    return f"disturbed: {', '.join(flags)}" if flags else ""
 
 
 def phase_table(rows: Rows) -> list[str]:
@@ -133,6 +144,8 @@ def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
         f"{machine['processor']}, {machine['cores']} cores. SGD with momentum, float32, the same "
         "physical batch for everybody; private: flat clipping and noise. Every variant's step was "
         "first compared, without noise, with the clipped mean gradient computed sample by sample.",
+        "",
+        *(f"Left out: {name}: {why}." for name, why in machine.get("absent", {}).items()),
         "",
         "## Time of a step over the non-private step",
         "",

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from dpkern.bench import guard
+
 from .step_cases import BASELINES, NOISE, PHASES, VARIANTS, Runner, finish_timer, quiet, verify
 from .step_models import TASKS
 
@@ -78,8 +80,10 @@ def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[d
             runners[name] = VARIANTS[name](TASKS[task], lr=LR).begin(NOISE)
             if name.startswith("dpkern"):
                 stack.enter_context(finish_timer(runners[name]))
+        before = guard.counters()
         taken = rounds_of(runners, rounds)
-    return [{"task": task, "threads": threads, **row} for row in summary(taken)]
+        found = guard.verdict(before, guard.counters()).as_json()
+    return [{"task": task, "threads": threads, "guard": found, **row} for row in summary(taken)]
 
 
 def main(request: dict[str, Any]) -> list[dict[str, Any]]:
