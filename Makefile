@@ -51,7 +51,7 @@ help:
 	@echo "make sanitize  kernels under the address and undefined-behaviour sanitizers"
 	@echo "make bench     the benchmarks: tables, and JSON in benchmarks/results/"
 	@echo "make evidence  the long proofs: JSON in benchmarks/results/"
-	@echo "make screenshot  the pictures of docs/cost.md, where Chromium is installed"
+	@echo "make screenshot  the pictures of reports and pages, where Chromium is installed"
 	@echo "make clean     remove what was built (results in runs/ and the packages in $(VENV) stay)"
 
 demo: $(VENV)/.demo
@@ -82,7 +82,7 @@ docs: $(VENV)/.docs
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"
-	$(PY) -m pytest tests/slow/test_guard_wrappers.py
+	$(PY) -m pytest tests/slow/test_guard_wrappers.py tests/integrations tests/test_docs.py
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)

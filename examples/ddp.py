@@ -72,6 +72,7 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
             "equal": all(torch.equal(weights, other) for other in everywhere),
         }
         Path(folder, "results.json").write_text(json.dumps(results))
+    distributed.barrier()  # no process leaves while another one still hears from it
     distributed.destroy_process_group()
 
 

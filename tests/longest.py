@@ -17,6 +17,7 @@ LONGEST = {
     "tests/engine/test_engine_compiled.py": 11,
     "tests/ops/test_torch_library.py": 10,
     "tests/cli/test_cli.py": 9,
+    "tests/bench/test_cases.py": 9,
     "tests/engine/test_engine_distributed.py": 9,
     "tests/ops/test_ghost_affine.py": 8,
     "tests/engine/test_engine_provenance.py": 8,

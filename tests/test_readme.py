@@ -28,3 +28,18 @@ def test_the_table_of_steps_is_what_was_measured() -> None:
 
 def test_the_page_is_short() -> None:
     assert len(README.splitlines()) < 120
+
+
+def test_ratios_of_a_busy_machine_are_left_out_of_the_table() -> None:
+    measured = json.loads(readme_table.RESULTS.read_text())
+    plain = readme_table.table(measured).splitlines()
+    for row in measured["speed"]:
+        row["guard"] = {"flags": []}
+    quiet = readme_table.table(measured).splitlines()
+    assert "; machine quiet |" in quiet[0]
+    assert quiet[1:] == plain[1:]
+    for row in measured["speed"]:
+        row["guard"]["flags"] = ["others"] * (row["threads"] == 2)
+    marked = readme_table.table(measured).splitlines()
+    assert "rows disturbed |" in marked[0]
+    assert all(" / -" in line for line in marked[2:])

@@ -24,11 +24,12 @@ from dpkern.audit import report as audit
 from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, Laplace, PureDP
 from dpkern.base.report import Report, ReportTable
 from dpkern.commands import privacy as cli_privacy
+from dpkern.drawing import number_format
 from dpkern.papers import cli as cli_reproduce
 from dpkern.papers.result import ComparisonRow, Result
 from dpkern.privacy.accounting import Certificate, shown_bound, shown_lower_bound
 from dpkern.privacy.accounting.shown import LowerBound, UpperBound, shown_exactly
-from dpkern.reports import files, number_format
+from dpkern.reports import files
 from dpkern.reports.page import tied
 from dpkern.train import adlm_report, display, gradient_report, objective_report, report
 from dpkern.train.session import Session
@@ -136,6 +137,9 @@ def summary(value: float) -> dict[str, Any]:
         "report": None,
         "checkpoint": None,
         "figure": None,
+        "page": None,
+        "majority_accuracy": 0.5,
+        "non_private_ceiling": None,
         "options": {"model": "m", "unsafe_seed": None},
         "public": {"data": "d"},
     }

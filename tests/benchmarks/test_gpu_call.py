@@ -16,12 +16,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = {
     "smoke": "-m benchmarks.gpu_smoke",
+    "first": "-m benchmarks.gpu_first",
     "test": "-m tests.gpu_run --require cuda,triton,cupy",
-    "bits": "-m benchmarks.gpu_bits",
-    "memcheck": "-m benchmarks.gpu_smoke --scale 0.5",
-    "bench": "-m benchmarks.gpu",
     "models": "-m benchmarks.gpu_models",
+    "tiles": "-m benchmarks.gpu_tiles",
+    "bench": "-m benchmarks.gpu",
+    "memcheck": "-m benchmarks.gpu_smoke --scale 0.5",
+    "bits": "-m benchmarks.gpu_bits",
 }
+CALLS = {
+    "1": ["smoke", "first"],
+    "2": ["test"],
+    "3": ["models"],
+    "4": ["tiles", "bench"],
+    "5": ["memcheck", "bits"],
+}
+"""The campaign: what breaks first, then tests, then steps, then what may be left out."""
 PYTHON = """#!/bin/sh
 echo "$*" >> "$STATE/calls"
 case "$*" in
@@ -121,8 +131,26 @@ def test_all_parts_run_after_one_that_fails(machine: Machine) -> None:
     assert machine.run() == 1  # bits
     summary = (machine.state / "out" / "summary.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in summary] == [f"part {part}" for part in PARTS]
-    assert [line for line in summary if "exit 0" not in line] == [summary[2]]
+    assert [line for line in summary if "exit 0" not in line] == [summary[-1]]
     assert sum(path.is_file() for path in (machine.state / "out").rglob("*")) <= 8
+
+
+@having("wheel", "sanitizer")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_the_campaign_runs_its_parts_and_leaves_eight_files(
+    machine: Machine, call: str
+) -> None:
+    assert machine.run("--call", call) == int("bits" in CALLS[call])
+    summary = (machine.state / "out" / "summary.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in summary] == [f"part {part}" for part in CALLS[call]]
+    assert sum(path.is_file() for path in (machine.state / "out").rglob("*")) <= 8
+    if call == "2":
+        seconds = next(c for c in machine.calls if "gpu_run" in c).split("--seconds ")[1].split()[0]
+        assert 400 < int(seconds) < 9 * 60
+
+
+def test_the_calls_take_every_part_once() -> None:
+    assert [part for parts in CALLS.values() for part in parts] == list(PARTS)
 
 
 @having("wheel", "sanitizer")
@@ -155,7 +183,9 @@ def test_other_packages_travel_with_the_call(machine: Machine) -> None:
 
 @having("wheel")
 @pytest.mark.parametrize(
-    "options", [("--part", "everything"), ("--quick", "1"), ("--minutes", "ten")], ids=str
+    "options",
+    [("--part", "everything"), ("--quick", "1"), ("--minutes", "ten"), ("--call", "6")],
+    ids=str,
 )
 def test_unknown_options_are_refused(machine: Machine, options: tuple[str, str]) -> None:
     assert machine.run(*options) == 2

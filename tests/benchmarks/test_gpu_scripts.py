@@ -15,7 +15,16 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_bits, gpu_models, gpu_ready, gpu_smoke, gpu_time
+from benchmarks import (
+    gpu,
+    gpu_bits,
+    gpu_first,
+    gpu_models,
+    gpu_ready,
+    gpu_smoke,
+    gpu_tiles,
+    gpu_time,
+)
 from dpkern.base import dispatch
 from tests import gpu_run
 
@@ -43,7 +52,10 @@ def test_the_script_refuses_in_one_line(tmp_path: Path) -> None:
 
 
 @no_device
-@pytest.mark.parametrize("main", [gpu.main, gpu_bits.main, gpu_models.main, gpu_smoke.main])
+@pytest.mark.parametrize(
+    "main",
+    [gpu.main, gpu_bits.main, gpu_first.main, gpu_models.main, gpu_smoke.main, gpu_tiles.main],
+)
 def test_every_part_refuses_in_one_line(main, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SystemExit) as stopped:
         main([])
@@ -63,12 +75,15 @@ def test_the_code_runs_on_the_cpu(main, capsys: pytest.CaptureFixture[str]) -> N
     assert set(gpu_time.FOLDER.iterdir()) == before  # nothing that was not measured is kept
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["decoder", "resnet"])
-def test_a_model_runs_on_the_cpu(which: int) -> None:
+def test_every_model_runs_on_the_cpu() -> None:
     where = gpu_time.setting("", SMALL)
-    task = gpu_models.tasks(where)[which]
-    row = gpu_models.measured(gpu_models.variants()["dpkern"], task, where)
-    assert row["ms"] > 0
+    tasks = gpu_models.tasks(where)
+    assert {task.name.split()[0] for task in tasks} == {"decoder", "vit", "resnet18", "lstm"}
+    assert {*gpu_models.MANY} <= {task.name for task in tasks}
+    for task in tasks:
+        row = gpu_models.measured(gpu_models.variants(task.name)["dpkern"], task, where)
+        assert all(row[name] > 0 for name in ("ms", "forward ms", "backward ms", "update ms"))
+        assert row["host ms"] >= row["forward ms"]
 
 
 def test_a_wrong_bit_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,9 @@ def test_what_is_written(tmp_path: Path) -> None:
     ]
     result = Result(paper="p", item="i", title="t", rows=rows, settings={"quick": True})
     paths = result.write(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p-i.csv", "p-i.json", "p-i.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"p-i.{kind}" for kind in ("csv", "json", "png", "svg")
+    ]
     found = json.loads(paths["json"].read_text(), parse_constant=pytest.fail)
     assert found["rows"][0]["published"] == NONE_PUBLISHED
     assert found["rows"][1]["epsilon_certified"] == "inf"

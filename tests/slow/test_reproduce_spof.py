@@ -17,6 +17,7 @@ from dpkern.papers.intervals import interval
 from dpkern.papers.spof import environment as spof_environment
 from dpkern.papers.spof import setting as training
 from dpkern.papers.spof import training as spof_runs
+from dpkern.papers.spof import training_verdicts
 from dpkern.papers.spof.setting import (
     BASELINE,
     CORRECTED,
@@ -26,6 +27,7 @@ from dpkern.papers.spof.setting import (
     Cell,
     Found,
 )
+from dpkern.papers.verdict import FAILS, UNDECIDED
 
 pytestmark = pytest.mark.slow
 
@@ -148,14 +150,15 @@ def test_comparison(compared: Result) -> None:
     assert printed["training time saved, %"] == 57.2
     gains = [row for row in compared.rows if row.quantity.startswith("mean gain")]
     assert [row.published for row in gains if row.published] == [2.90, 3.52]
-    assert all(row.seeds == 2 and row.spread for row in gains)
+    assert {row.quantity for row in gains if row.published} == {"mean gain, % of DP-SGD's mean"}
+    assert all(row.seeds == 2 * len(FEW) and row.spread for row in gains)
     (saved,) = numbers(compared, "operations saved, %").values()
     assert saved == pytest.approx(74.0556, abs=1e-4)
     assert {row.data for row in compared.rows if row.seeds} == {"synthetic: generated"}
     assert "S13:" in told(compared)
-    verdicts = [note for note in compared.notes if note.startswith("gain ")]
-    assert len(verdicts) == 2
-    assert all("interval" in note for note in verdicts)
+    claims = [one for one in compared.verdicts if "% more accurate" in one.claim]
+    assert [one.published for one in claims] == [2.90, 3.52]
+    assert {one.verdict for one in claims} == {UNDECIDED}, "generated records, two runs"
 
 
 def test_accuracy_over_epsilon_shares_the_runs(
@@ -193,7 +196,7 @@ def test_sweeps_of_the_constant_and_the_rate(small: ItemRequest) -> None:
 def found(name: str, accuracy: tuple[float, ...], diverged: int = 0) -> Found:
     return Found(
         cell=Cell(name=name), accuracy=accuracy, mse=accuracy, bce=accuracy, diverged=diverged,
-        seconds=1.0, claimed=1.0, certified=math.inf, relation="",
+        collapsed=0, seconds=1.0, claimed=1.0, certified=math.inf, relation="",
     )  # fmt: skip
 
 
@@ -206,19 +209,33 @@ def test_gains_are_taken_run_by_run() -> None:
     assert interval(gains).half == 0.0
 
 
-@pytest.mark.parametrize(("mean", "says"), [(2.5, "contains it"), (-9.0, "not reproduced")])
-def test_the_verdict_follows_from_the_interval(
-    mean: float, says: str, monkeypatch: pytest.MonkeyPatch
+def test_a_gain_that_most_runs_did_not_live_to_see_is_no_gain(small: ItemRequest) -> None:
+    where = training.experiment(small)
+    real = replace(where, records=replace(where.records, synthetic=False), runs=6)
+    accuracy = (52.0, 52.1, 51.9, 52.0, 52.1, 51.9)
+    other = (50.0, 50.0, 50.0, 50.0, 50.0, 50.0)
+    for stopped, says, why in ((6, UNDECIDED, "stopped by the guard"), (0, FAILS, "")):
+        cells = {
+            Cell(name=name, sigma=sigma): found(name, values, stopped if name == OURS else 0)
+            for sigma in (0.0, 5.0)
+            for name, values in ((OURS, accuracy), (BASELINE, other))
+        }
+        first, _ = training_verdicts.of_gains(real, cells)
+        assert first.ours == pytest.approx(4.0)
+        assert first.verdict == says
+        assert why in first.reason
+
+
+@pytest.mark.parametrize(("stopped", "why"), [(1, "100 % of SPOF's runs"), (0, "S13")])
+def test_a_note_says_what_explains_the_gain(
+    stopped: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spof_runs, "EPSILONS", (1.0,))
-    for stopped, why in ((1, "100 % of SPOF's runs"), (0, "S13")):
-        cells = {
-            Cell(name=OURS): found(OURS, (50.0,), stopped),
-            Cell(name=BASELINE): found(BASELINE, (50.0,)),
-        }
-        verdict = spof_runs._verdict(cells, 0.0, mean, 1.0)
-        assert says in verdict
-        assert why in verdict
+    cells = {
+        Cell(name=OURS): found(OURS, (50.0,), stopped),
+        Cell(name=BASELINE): found(BASELINE, (50.0,)),
+    }
+    assert why in spof_runs._why(cells, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""The campaign rehearsed without a GPU: every part runs on emulated and interpreted kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu, gpu_bits, gpu_first, gpu_models, gpu_smoke, gpu_tiles, gpu_time
+from tests.engine.device_path import Calls, device_path, needs_emulation
+
+pytestmark = [pytest.mark.slow, needs_emulation]
+
+SMALL = ["--device", "cpu", "--scale", "0.00001"]
+Main = Callable[[Sequence[str] | None], int]
+
+
+def rehearsed(main: Main, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], Calls]:
+    """The rows of a part, and the calls of ops that it made."""
+    with device_path() as calls:
+        assert main(SMALL) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]
+    assert [row for row in rows if "failed" in row] == []
+    return rows, calls
+
+
+@pytest.mark.parametrize(
+    "main", [gpu_smoke.main, gpu.main, gpu_bits.main], ids=lambda m: m.__module__
+)
+def test_ops_run_on_both_backends(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _ = rehearsed(main, capsys)
+    shown = [row for row in rows if "not here" not in row]
+    assert {row["backend"] for row in shown if "backend" in row} >= {"cuda", "triton"}
+
+
+def test_tiles_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, calls = rehearsed(gpu_tiles.main, capsys)
+    assert {row["work"].split(", ")[1] for row in rows} == {"norm", "sum", "gradient"}
+    assert all(row["TFLOP/s"] > 0 for row in rows)
+    assert calls.of("cuda") == []
+
+
+def test_the_first_look(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the processes that compile: compilers of devices have tests of their own."""
+    monkeypatch.setattr(gpu_first, "compiled", lambda where: [{"what": "compile"}])
+    with device_path():
+        assert gpu_first.main(SMALL) == 0
+    out = capsys.readouterr().out
+    for part in ("GB/s", "with norms TFLOP/s", '"kernel"'):
+        assert part in out
+
+
+def test_every_model_takes_its_steps_without_the_reference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_models, "MANY", ())
+    monkeypatch.setattr(gpu_models, "FEW", ("torch fused", "dpkern"))
+    monkeypatch.setattr(gpu_time, "ROUNDS", 1)
+    rows, calls = rehearsed(gpu_models.main, capsys)
+    private = [row for row in rows if row["variant"] == "dpkern"]
+    assert len(private) == len(gpu_models.tasks(gpu_time.setting("", SMALL)))
+    assert all(row["of non-private"] > 0 for row in private)
+    assert calls.of("reference") == []
+
+
+def test_a_part_that_fails_is_noticed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a wrong bit")
+
+    monkeypatch.setattr(gpu_smoke, "compared", wrong)
+    with device_path():
+        assert gpu_smoke.main(SMALL) == 1
+    assert "a wrong bit" in capsys.readouterr().out
