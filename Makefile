@@ -63,6 +63,8 @@ SLOW_FILES = $(shell grep -rl --include=test_*.py 'mark\.slow' tests | sort)
 
 # Images of containers often forbid it: then hundreds of processes compile the same files again.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
+# The order of sets of strings is the same in every run, as all chance is (tests/chance.py).
+test test-slow wrappers: export PYTHONHASHSEED = 0
 
 test: $(VENV)/.dev emulated oldest-triton
 	$(PYTEST) -m "not slow and not evidence" $(TEST_FLAGS)

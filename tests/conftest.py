@@ -1,4 +1,4 @@
-"""Backends of devices, emulated or not, for tests on the CPU; which file is first; garbage."""
+"""Backends of devices, emulated or not, for tests on the CPU; order of files; chance; garbage."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
 
 from dpkern.base import dispatch
 from dpkern.base.errors import BackendError
 from dpkern.ops import testing
+from tests import chance
 from tests.longest import LONGEST
 from tests.ops.backends import every_backend, quick_interpreter
+
+
+CHANCE = chance.Chance()
+_PATCH = pytest.StashKey[pytest.MonkeyPatch]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
         available, reason = dispatch.availability(name)
         if not available:
             raise pytest.UsageError(f"--require-backends: {name} {reason}")
+    if not chance.FRESH:
+        settings.load_profile("the same questions")
+        CHANCE.install(config.stash.setdefault(_PATCH, pytest.MonkeyPatch()))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave the process as it was, where pytest was called in one."""
+    if _PATCH in config.stash:
+        config.stash[_PATCH].undo()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Each test, with its fixtures, has the chance that follows from its name."""
+    if not chance.FRESH:
+        CHANCE.start(item.nodeid)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,7 +57,7 @@ def collate_that_mixes_now_and_then(w: World) -> None:
 @TABLE.refused(InvalidInput, texts.COLLATED_VALUES)
 def collate_that_mixes_rarely(w: World) -> None:
     def collate(records: list[Any]) -> Any:
-        return _mixed(records) if random.random() < 0.1 else default_collate(records)
+        return _mixed(records) if random.random() < 0.3 else default_collate(records)
 
     fit(w, mlp(), loader=w.loader(collate_fn=collate))
 
