@@ -32,7 +32,6 @@ from tests import chance
 from tests.longest import LONGEST
 from tests.ops.backends import every_backend, quick_interpreter
 
-
 CHANCE = chance.Chance()
 _PATCH = pytest.StashKey[pytest.MonkeyPatch]()
 
