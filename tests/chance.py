@@ -42,6 +42,10 @@ class Chance:
         return self._bytes.randbytes(size)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Answer for the system: in ``os``, and for ``SystemRandom`` and ``secrets`` in Python."""
+        """Answer for the system: in ``os``, and for ``SystemRandom`` and ``secrets`` in Python.
+
+        A forked child asks the system: it has the bytes that its parent and its siblings will draw.
+        """
         patch.setattr(os, "urandom", self.urandom)
         patch.setattr(random, "_urandom", self.urandom)
+        os.register_at_fork(after_in_child=patch.undo)

@@ -63,7 +63,11 @@ def built_in_float64() -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("doubled", "a conversion of its parameters"), ("built_in_float64", "float64 in 1.weight")],
+    [
+        # torch refuses to convert fake parameters, or does it, as earlier tests have left its cache.
+        ("doubled", "(a conversion of its parameters|float64 in weight)"),
+        ("built_in_float64", "float64 in 1.weight"),
+    ],
 )
 def test_a_model_of_another_format_is_refused_and_not_counted_as_float32(
     name: str, says: str
