@@ -64,7 +64,7 @@ def built_in_float64() -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        # torch refuses to convert fake parameters, or does it, as earlier tests have left its cache.
+        # torch refuses to convert fake parameters, or does it, as earlier tests left its cache.
         ("doubled", "(a conversion of its parameters|float64 in weight)"),
         ("built_in_float64", "float64 in 1.weight"),
     ],
