@@ -17,6 +17,10 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What a process of gloo says, about once in ten runs, when it is aborted after its work
+(pytorch/pytorch#190489)."""
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -62,14 +66,10 @@ def test_gan_discriminator(quick: Any) -> None:
 
 def test_ddp() -> None:
     """In a process of its own, because it starts others, which import the main module."""
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "ddp.py"), "--quick", "--epsilon", "3"],
-        cwd=FOLDER.parent,
-        env=os.environ | {"PYTHONPATH": str(FOLDER.parent)},
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
+    for _ in range(4):
+        done = _ddp()
+        if done.returncode == 0 or ABORTED_AT_EXIT not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(
         r"epsilon (\S+) at delta \S+, held-out accuracy (\S+), replicas (\w+)\n", done.stdout
@@ -78,6 +78,17 @@ def test_ddp() -> None:
     assert 2.5 < float(found[1]) <= 3
     assert float(found[2]) > 0.7
     assert found[3] == "equal"
+
+
+def _ddp() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FOLDER / "ddp.py"), "--quick", "--epsilon", "3"],
+        cwd=FOLDER.parent,
+        env=os.environ | {"PYTHONPATH": str(FOLDER.parent)},
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
 
 
 def test_quickstart() -> None:
