@@ -15,7 +15,7 @@ from dpkern.base.phase import CLIP, phase
 from dpkern.cost._step_operands import geometry
 from dpkern.cost._step_operands import operands as _operands
 from dpkern.engine.clip_norms import SpectrumNormed
-from dpkern.engine.clipping import GroupSums
+from dpkern.engine.group_sums import GroupSums
 from dpkern.engine.per_sample_gradients import (
     CirculantGradients,
     ConvolutionGradients,
