@@ -26,9 +26,21 @@ struct Layer {
   F* rows;       // its per-sample gradients, if they are kept; else null
   F* bias_rows;  // where those of its bias are summed over few positions; else null
   int bias;      // the bias' place among explicit gradients, if they are the operand; else -1
+  int group;     // its clip group
   std::int64_t out;
   const F* a = nullptr;
   const F* g = nullptr;
+};
+
+// A clip group: what its norm is made of, and the explicit gradients that it scales.
+template <class F>
+struct Group {
+  std::vector<std::size_t> squares;  // numbers of its squared norms, added up in this order
+  std::vector<std::size_t> rows;     // places of its explicit gradients
+  std::size_t fresh = 0;             // how many of them, the first, have no norm before the close
+  std::vector<const double*> norms;  // addresses of the squared norms in the step at hand
+  std::vector<const F*> values;      // and of the explicit gradients
+  Integers sizes, outs;
 };
 
 template <class F>
@@ -38,18 +50,29 @@ class ReplayedStep {
   explicit ReplayedStep(bool exact) : exact_(exact) {}
 
   // Gradients that are written out: addresses, sizes of one sample's, and where their sums begin
-  // in the memory of all sums. The norms of the first `fresh` are taken at the close.
-  void set_explicit(const Addresses& rows, Integers sizes, Integers outs, std::size_t fresh) {
+  // in the memory of all sums.
+  void set_explicit(const Addresses& rows, Integers sizes, Integers outs) {
     rows_.clear();
     for (const std::uintptr_t address : rows) rows_.push_back(pointer<const F>(address));
-    sizes_ = std::move(sizes), outs_ = std::move(outs), fresh_ = fresh;
-    fresh_rows_.resize(fresh);
-    fresh_sizes_.assign(sizes_.begin(), sizes_.begin() + static_cast<std::ptrdiff_t>(fresh));
+    sizes_ = std::move(sizes), outs_ = std::move(outs);
   }
-  // Squared norms that are added up in this order; the last are those of `fresh` ones.
   void set_squares(const Addresses& squares) {
     squares_.clear();
     for (const std::uintptr_t address : squares) squares_.push_back(pointer<double>(address));
+  }
+  // The groups: numbers of squared norms, of which the last are those of `fresh` explicit gradients
+  // if there are any, which the close takes; places of explicit gradients, `fresh` ones first.
+  void set_groups(const std::vector<std::vector<std::size_t>>& squares,
+                  const std::vector<std::vector<std::size_t>>& rows,
+                  const std::vector<std::size_t>& fresh) {
+    groups_.assign(squares.size(), {});
+    for (std::size_t k = 0; k < groups_.size(); ++k) {
+      Group<F>& group = groups_[k];
+      group.squares = squares[k], group.rows = rows[k], group.fresh = fresh[k];
+      for (const std::size_t place : group.rows) {
+        group.sizes.push_back(sizes_.at(place)), group.outs.push_back(outs_.at(place));
+      }
+    }
   }
   // Squared norms that another kernel has written.
   void set_square(std::size_t number, std::uintptr_t address) {
@@ -61,7 +84,7 @@ class ReplayedStep {
   }
   void set_layer(std::size_t index, std::int64_t positions, std::int64_t inputs,
                  std::int64_t outputs, std::uintptr_t squares, std::uintptr_t rows,
-                 std::uintptr_t bias_rows, int bias, std::int64_t out) {
+                 std::uintptr_t bias_rows, int bias, int group, std::int64_t out) {
     if (index >= layers_.size()) layers_.resize(index + 1);
     layers_[index] = {positions,
                       inputs,
@@ -70,6 +93,7 @@ class ReplayedStep {
                       pointer<F>(rows),
                       pointer<F>(bias_rows),
                       bias,
+                      group,
                       out};
   }
 
@@ -94,29 +118,36 @@ class ReplayedStep {
     if (layer.bias_rows != nullptr) sum_positions(layer);
   }
 
-  // Factors of all samples and weighted sums of what is held here.
-  // nearest: integers of one position are rounded to nearest.
+  // Factors of all samples and weighted sums of what is held here, one clip group after another.
+  // bounds, scales: of each group's norms, and from captured gradients to those that are clipped.
+  // nearest: by group, whether integers of one position are rounded to nearest.
+  // Factors [groups, room] and norms [groups, room] are written where they are told.
   // Returns: how many of the first `records` samples have a norm that is not finite.
-  std::int64_t close(double bound, double scale, bool automatic, bool nearest, std::int64_t records,
-                     std::uintptr_t factors_address, std::uintptr_t norms_address,
-                     std::uintptr_t sums_address) {
+  std::int64_t close(const std::vector<double>& bounds, const std::vector<double>& scales,
+                     bool automatic, const std::vector<bool>& nearest, std::int64_t records,
+                     std::int64_t room, std::uintptr_t factors_address,
+                     std::uintptr_t norms_address, std::uintptr_t sums_address) {
     F* const factors = pointer<F>(factors_address);
     double* const norms = pointer<double>(norms_address);
     const py::gil_scoped_release unlocked;
-    if (fresh_ != 0) {
-      std::copy_n(rows_.begin(), fresh_, fresh_rows_.begin());
-      cpu::explicit_norm<F>({fresh_rows_, squares_.back(), batch_, fresh_sizes_}, threads_);
+    for (std::size_t k = 0; k < groups_.size(); ++k) {
+      Group<F>& group = groups_[k];
+      look_up(group);
+      if (group.fresh != 0) take_fresh(group);
+      const std::int64_t start = static_cast<std::int64_t>(k) * room;
+      cpu::clip_factors<F>({group.norms, bounds.at(k), scales.at(k), automatic, factors + start,
+                            norms + start, batch_},
+                           threads_);
     }
-    cpu::clip_factors<F>(
-        {{squares_.begin(), squares_.end()}, bound, scale, automatic, factors, norms, batch_},
-        threads_);
-    if (exact_) {
-      add_integers(factors, nearest, pointer<std::int32_t>(sums_address));
-    } else {
-      add_floats(factors, pointer<F>(sums_address));
+    const std::int64_t lost = drop_lost(factors, norms, records, room);
+    for (std::size_t k = 0; k < groups_.size(); ++k) {
+      const F* const own = factors + static_cast<std::int64_t>(k) * room;
+      if (exact_) {
+        add_integers(k, own, nearest.at(k), pointer<std::int32_t>(sums_address));
+      } else {
+        add_floats(k, own, pointer<F>(sums_address));
+      }
     }
-    std::int64_t lost = 0;
-    for (std::int64_t b = 0; b < records; ++b) lost += std::isfinite(norms[b]) ? 0 : 1;
     return lost;
   }
 
@@ -142,34 +173,75 @@ class ReplayedStep {
 
  private:
   template <class Sum>
-  std::vector<Sum*> outs_from(Sum* sums) const {
-    std::vector<Sum*> outs;
-    for (const std::int64_t out : outs_) outs.push_back(sums + out);
-    return outs;
+  static std::vector<Sum*> outs_from(const Integers& outs, Sum* sums) {
+    std::vector<Sum*> found;
+    for (const std::int64_t out : outs) found.push_back(sums + out);
+    return found;
   }
 
-  void add_floats(const F* factors, F* sums) {
-    if (!rows_.empty()) {
-      cpu::contract<F>({rows_, factors, outs_from(sums), batch_, sizes_}, threads_);
+  // Where the group's norms and explicit gradients lie now.
+  void look_up(Group<F>& group) const {
+    group.norms.clear(), group.values.clear();
+    for (const std::size_t number : group.squares) group.norms.push_back(squares_.at(number));
+    for (const std::size_t place : group.rows) group.values.push_back(rows_.at(place));
+  }
+
+  void take_fresh(const Group<F>& group) const {
+    const auto count = static_cast<std::ptrdiff_t>(group.fresh);
+    const std::vector<const F*> values(group.values.begin(), group.values.begin() + count);
+    const Integers sizes(group.sizes.begin(), group.sizes.begin() + count);
+    cpu::explicit_norm<F>({values, squares_.at(group.squares.back()), batch_, sizes}, threads_);
+  }
+
+  // Count the samples with a norm that is not finite; they are dropped from every group.
+  std::int64_t drop_lost(F* factors, const double* norms, std::int64_t records,
+                         std::int64_t room) const {
+    const auto groups = static_cast<std::int64_t>(groups_.size());
+    std::int64_t lost = 0;
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      bool finite = true;
+      for (std::int64_t k = 0; k < groups; ++k) finite &= std::isfinite(norms[k * room + b]);
+      if (finite) continue;
+      for (std::int64_t k = 0; k < groups; ++k) factors[k * room + b] = 0;
+      lost += b < records ? 1 : 0;
+    }
+    return lost;
+  }
+
+  // Whether the close adds this layer's sum for the group.
+  static bool sums(const Layer<F>& layer, std::size_t group) {
+    return layer.squares != nullptr && layer.rows == nullptr &&
+           layer.group == static_cast<int>(group);
+  }
+
+  void add_floats(std::size_t k, const F* factors, F* sums_begin) const {
+    const Group<F>& group = groups_[k];
+    if (!group.values.empty()) {
+      cpu::contract<F>(
+          {group.values, factors, outs_from(group.outs, sums_begin), batch_, group.sizes},
+          threads_);
     }
     for (const Layer<F>& layer : layers_) {
-      if (layer.squares == nullptr || layer.rows != nullptr) continue;
-      cpu::linear_sum<F>({layer.a, layer.g, factors, sums + layer.out, batch_, layer.positions,
-                          layer.inputs, layer.outputs},
+      if (!sums(layer, k)) continue;
+      cpu::linear_sum<F>({layer.a, layer.g, factors, sums_begin + layer.out, batch_,
+                          layer.positions, layer.inputs, layer.outputs},
                          threads_);
     }
   }
 
-  void add_integers(const F* factors, bool nearest, std::int32_t* sums) {
-    if (!rows_.empty()) {
-      cpu::explicit_integer_sum<F>({rows_, factors, outs_from(sums), batch_, sizes_}, threads_);
+  void add_integers(std::size_t k, const F* factors, bool nearest, std::int32_t* sums_begin) const {
+    const Group<F>& group = groups_[k];
+    if (!group.values.empty()) {
+      cpu::explicit_integer_sum<F>(
+          {group.values, factors, outs_from(group.outs, sums_begin), batch_, group.sizes},
+          threads_);
     }
     for (const Layer<F>& layer : layers_) {
-      if (layer.squares == nullptr || layer.rows != nullptr) continue;
+      if (!sums(layer, k)) continue;
       const bool single = layer.positions == 1 && nearest;
       const auto rounding = single ? cpu::LinearRounding::kNearest : cpu::LinearRounding::kTruncate;
-      cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums + layer.out, rounding, batch_,
-                                  layer.positions, layer.inputs, layer.outputs},
+      cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums_begin + layer.out, rounding,
+                                  batch_, layer.positions, layer.inputs, layer.outputs},
                                  threads_);
     }
   }
@@ -197,10 +269,10 @@ class ReplayedStep {
     }
   }
 
-  std::vector<const F*> rows_, fresh_rows_;
+  std::vector<const F*> rows_;
   std::vector<double*> squares_;
-  Integers sizes_, fresh_sizes_, outs_;
-  std::size_t fresh_ = 0;
+  Integers sizes_, outs_;
+  std::vector<Group<F>> groups_;
   std::vector<double> errors_;
   std::vector<Layer<F>> layers_;
   std::int64_t batch_ = 0;
@@ -215,6 +287,7 @@ void add_step(py::module_& m, const char* name) {
       .def(py::init<bool>(), py::arg("exact"))
       .def("set_explicit", &Step::set_explicit)
       .def("set_squares", &Step::set_squares)
+      .def("set_groups", &Step::set_groups)
       .def("set_square", &Step::set_square)
       .def("set_rows", &Step::set_rows)
       .def("set_layer", &Step::set_layer)

@@ -33,8 +33,8 @@ class MakePrivateOptions:
             order, or a function from its name to the number.
         arithmetic: ``exact`` (integer sums; certified for the released bits, if a record's
             gradient depends on it alone; ``engine.validate`` can test that) or ``float`` (matrix
-            products; certified for real-number sums). None takes ``exact`` with flat clipping where
-            it costs nothing more, on a CPU, else ``float``; the certificate then says why.
+            products; certified for real-number sums). None takes ``exact`` where it
+            costs nothing more, on a CPU, else ``float``; the certificate then says why.
         loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch; the
             optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.

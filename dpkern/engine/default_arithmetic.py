@@ -49,10 +49,6 @@ def _why_float(options: MakePrivateOptions, capture: Capture) -> str:
             options.clipping == "automatic",
             "automatic clipping would write integers of every sample out",
         ),
-        (
-            options.clipping in ("per_layer", "group"),
-            "clip groups of floats are finished, and their memory freed, in the backward pass",
-        ),
         (bool(devices), f"integers on {', '.join(sorted(devices))} would be written out"),
         (bool(wide), f"integers of {', '.join(map(str, wide))} gradients would be written out"),
         (circulant, "integers of circulant layers would be written out"),

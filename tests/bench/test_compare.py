@@ -85,7 +85,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> Revision:
     return Revision("slowed", None, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_a_planted_slowdown_is_found_and_the_same_code_never_is(
     slowed: Revision, monkeypatch: pytest.MonkeyPatch
 ) -> None:

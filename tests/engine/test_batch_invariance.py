@@ -133,7 +133,7 @@ class Made:
             flat = self.engine.capture.program.flat
             assert flat is not None
             last = self.results[-1]  # a recorded one, of the same plan
-            norms = flat.norms[:samples] * flat.aim(self.engine.step.plan).unit
+            norms = flat.norms(self.engine.step.plan, samples)
             found = {"norms": norms, "batch_size": samples, "nonfinite": nonfinite}
             self.results.append(replace(last, sums=sums, **found))
             adopt(sums, samples=samples, nonfinite=nonfinite)

@@ -61,9 +61,17 @@ def reasons(engine: PrivacyEngine) -> list[str]:
     return [note for note in notes if note.startswith(BY_DEFAULT)]
 
 
+GROUPS: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "per layer": {"clipping": "per_layer"},
+    "groups": {"clipping": "group", "clip_groups": [0, 0, 1, 1]},
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_flat_clipping_on_a_cpu_is_exact(dtype: torch.dtype) -> None:
-    engine = trained(Model().to(dtype))
+@pytest.mark.parametrize("groups", GROUPS)
+def test_clipping_on_a_cpu_is_exact(groups: str, dtype: torch.dtype) -> None:
+    engine = trained(Model().to(dtype), **GROUPS[groups])
     assert engine.step.plan.arithmetic == "exact"
     assert engine.step.certify(DELTA).certified_for == BATCHED_BITS
     assert engine.report(DELTA)["arithmetic"] == "exact"
@@ -72,8 +80,6 @@ def test_flat_clipping_on_a_cpu_is_exact(dtype: torch.dtype) -> None:
 
 
 FLOATS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "per layer": (Model, {"clipping": "per_layer"}, "clip groups"),
-    "groups": (Model, {"clipping": "group", "clip_groups": [0, 0, 1, 1]}, "clip groups"),
     "automatic": (Model, {"clipping": "automatic"}, "automatic clipping"),
     "float64": (lambda: Model().double(), {}, "torch.float64"),
     "circulant": (

@@ -164,7 +164,7 @@ def test_a_program_that_aims_at_the_clipping_bound_is_caught(
 
     assert largest() <= M
     monkeypatch.setattr(
-        arithmetic.SumArithmetic, "aim", lambda *_: Aim(SIGMA / 2**20, M + 99, True)
+        arithmetic.SumArithmetic, "aims", lambda *_: (Aim(SIGMA / 2**20, M + 99, True),)
     )
     assert largest() > M
 

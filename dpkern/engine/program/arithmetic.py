@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,12 @@ class SumArithmetic:
         """Return the dtype of the sums of parameters of this dtype."""
         return torch.int32 if self.exact else dtype
 
-    def aim(self, plan: Plan, entries: int) -> Aim:
-        """Return what the factors aim at; ``entries`` is of gradients of one position."""
+    def aims(self, plan: Plan, entries: Sequence[int]) -> tuple[Aim, ...]:
+        """Return what each group's factors aim at; ``entries`` are of gradients of one position."""
         if self.exact:
-            return Aim.of(plan.blocks[0], entries)
-        return Aim(1.0, plan.group_bounds[0], nearest=False)
+            firsts = [plan.blocks[members[0]] for members in plan.groups]
+            return tuple(map(Aim.of, firsts, entries))
+        return tuple(Aim(1.0, bound, nearest=False) for bound in plan.group_bounds)
 
     def most_samples(self, plan: Plan) -> float:
         """Return how many samples the sums are sure to hold."""

@@ -70,17 +70,16 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
 
 def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:
     plan, exact = step.plan, flat.arithmetic.exact
-    (bound,) = plan.group_bounds
     return clip.ClipResult(
         sums=tuple(total.clone() for total in memory.tensors),
-        norm_bound=math.hypot(bound),
-        norms=flat.norms[: memory.samples] * flat.aim(plan).unit,
+        norm_bound=math.hypot(*plan.group_bounds),
+        norms=flat.norms(plan, memory.samples),
         nonfinite=lost,
         batch_size=memory.samples,
         arithmetic=plan.arithmetic,
         unit=tuple(unit for unit in plan.units if unit is not None) if exact else None,
         p=2,
-        max_norms=(bound,),
+        max_norms=plan.group_bounds,
         raw=None,
         clipped_as=None if exact else flat.releases.seen,
         bounded_by="proved" if exact else "checked",

@@ -25,9 +25,12 @@ from .joined import JoinedPart, parts_of
 from .memory import Memory
 from .releases import Releases
 from .run import ReplayRun
-from .site import KINDS, NotReplayed, UseSite
+from .site import KINDS, NotReplayed, Part, UseSite
 from .sums import SumMemory, Sums, starts_of
 from .unchanged import Unchanged
+
+Groups = tuple[tuple[int, ...], ...]
+"""The parameters of each clip group, by index."""
 
 
 class Flat:
@@ -37,6 +40,7 @@ class Flat:
         slots: all parameters, in their frozen order.
         uses: the facts of every use and, by target, whether its gradients were kept.
         arithmetic: how norms and sums are made.
+        groups: the parameters of each clip group, by index.
 
     Raises:
         NotReplayed: uses that cannot be replayed.
@@ -47,8 +51,9 @@ class Flat:
         slots: Sequence[ParameterSource],
         uses: Sequence[tuple[UseFacts, Sequence[bool]]],
         arithmetic: SumArithmetic,
+        groups: Groups,
     ) -> None:
-        self.arithmetic = arithmetic
+        self.arithmetic, self.groups = arithmetic, groups
         self.sites: list[UseSite] = []
         for facts, kept in uses:
             site = KINDS[facts.operation](facts, kept)
@@ -69,11 +74,17 @@ class Flat:
         self.batch = 0
         self.calls = direct.replayed_step(self.dtype, exact=arithmetic.exact)
         self.sums = Sums(slots, arithmetic.sum_dtype(self.dtype))
-        shapes = [part.slot.shape for part in self._parts if part.single]
-        self._single = sum(math.prod(shape) for shape in shapes)
+        self.group_of = {index: k for k, members in enumerate(groups) for index in members}
+        """The clip group of each parameter, by index."""
+        single: list[Part] = [part for part in self._parts if part.single]
+        self._single = [
+            sum(math.prod(part.slot.shape) for part in single if self._group(part) == k)
+            for k in range(len(groups))
+        ]
+        """Numbers of entries, by group, whose gradients are of one position."""
         self._squares: list[Tensor] = []
         """Squared norms of shared parameters, which the calls point to."""
-        self._aim: tuple[Plan | None, Aim] = (None, Aim(1.0, 0.0, nearest=False))
+        self._aims: tuple[Plan | None, tuple[Aim, ...]] = (None, ())
         self.starts = starts_of([slot.shape for slot in slots])
         """Offset of each parameter's sum in the memory of all."""
         self.unchanged = Unchanged([slot.used for slot in slots])
@@ -87,41 +98,64 @@ class Flat:
             part.square = number
         for number, part in enumerate((*fresh, *kept)):
             part.rows = part.place = number
-        self._explicit, self._fresh = [*fresh, *kept], len(fresh)
+        self._explicit = [*fresh, *kept]
+        self._group_calls = [self._calls_of(k, normed, fresh) for k in range(len(self.groups))]
         alone = [part for part in self._parts if not isinstance(part, JoinedPart)]
         self._summed = [part for part in alone if part.site.sums_alone and not part.explicit]
         shapes = [part.slot.shape for part in self._explicit]
         self.spare_rows = len(shapes)
         """Number of rows that are never read: for the gradient of a shift that a norm lacks."""
         widest = max((math.prod(shape) for shape in shapes), default=0)
-        self.memory = Memory(len(normed) + 1, [*shapes, (widest,)], self.dtype)
+        self._count = len(normed) + len(self.groups)
+        self.memory = Memory(self._count, len(self.groups), [*shapes, (widest,)], self.dtype)
         self._sizes = [math.prod(shape) for shape in shapes]
-        self._normed = len(normed)
+
+    def _group(self, part: Part) -> int:
+        return self.group_of[part.slot.index]
+
+    def _calls_of(
+        self, group: int, normed: Sequence[Part], fresh: Sequence[Part]
+    ) -> tuple[list[int], list[int], int]:
+        """Return a group's squared norms and explicit gradients, and how many have no norm yet.
+
+        Those without one have their norm together, after the others, with a number of its own.
+        """
+        mine = [part.place for part in self._explicit if self._group(part) == group]
+        without = sum(self._group(part) == group for part in fresh)
+        squares = [part.square for part in normed if self._group(part) == group]
+        return squares + [len(normed) + group] * bool(without), mine, without
 
     def resize(self, batch: int) -> None:
         """Adapt memory and sites to another number of samples."""
         if self.memory.make_room(batch):
-            count = self._normed + bool(self._fresh)
-            self.calls.set_squares([self.memory.square_address(number) for number in range(count)])
+            self.calls.set_squares([*map(self.memory.square_address, range(self._count))])
             self.calls.set_explicit(
                 [self.memory.rows_address(part.rows) for part in self._explicit],
                 self._sizes,
                 [self.starts[part.slot.index] for part in self._explicit],
-                self._fresh,
             )
+            self.calls.set_groups(*map(list, zip(*self._group_calls, strict=True)))
             for site in self.sites:
                 site.place(self)
         self.batch = batch
         for site in self.sites:
             site.resize(self, batch)
-        self.factors, self.norms = self.memory.factors(batch), self.memory.norms(batch)
-        self._addresses = self.factors.data_ptr(), self.norms.data_ptr()
+        self.factors, self._norms = self.memory.factors(batch), self.memory.norms(batch)
+        self._addresses = self.factors.data_ptr(), self._norms.data_ptr()
 
-    def aim(self, plan: Plan) -> Aim:
-        """Return what the clip factors aim at."""
-        if plan is not self._aim[0]:
-            self._aim = plan, self.arithmetic.aim(plan, self._single)
-        return self._aim[1]
+    def aims(self, plan: Plan) -> tuple[Aim, ...]:
+        """Return what the clip factors of each group aim at."""
+        if plan is not self._aims[0]:
+            self._aims = plan, self.arithmetic.aims(plan, self._single)
+        return self._aims[1]
+
+    def norms(self, plan: Plan, samples: int) -> Tensor:
+        """Return the norms of so many samples over all groups, as they were before clipping."""
+        each = [
+            norms[:samples] * aim.unit
+            for norms, aim in zip(self._norms, self.aims(plan), strict=True)
+        ]
+        return each[0] if len(each) == 1 else torch.stack(each).square().sum(0).sqrt()
 
     def close(
         self, run: ReplayRun, plan: Plan, *, scale: float, records: int, memory: SumMemory
@@ -139,10 +173,13 @@ class Flat:
             How many samples were dropped, because their norm is not finite.
         """
         joined = self._take_joined(run)
-        aim, automatic = self.aim(plan), plan.clipping == "automatic"
+        aims, automatic = self.aims(plan), plan.clipping == "automatic"
         lost: int = self.calls.close(
-            *(aim.bound, scale / aim.unit, automatic, aim.nearest, records),
-            *(*self._addresses, memory.address),
+            [aim.bound for aim in aims],
+            [scale / aim.unit for aim in aims],
+            automatic,
+            [aim.nearest for aim in aims],
+            *(records, self.memory.room, *self._addresses, memory.address),
         )
         held, places = run.held, memory.tensors
         if self._summed or joined:
@@ -150,9 +187,11 @@ class Flat:
                 for part in self._summed:
                     place = places[part.slot.index]
                     mine = held[part.site.index]
-                    part.site.add_sum(self.arithmetic, part, self.factors, mine, place)
+                    factors = self.factors[self._group(part)]
+                    part.site.add_sum(self.arithmetic, part, factors, mine, place)
                 for index, gradients in joined:
-                    self.arithmetic.add(gradients, self.factors, places[index])
+                    factors = self.factors[self.group_of[index]]
+                    self.arithmetic.add(gradients, factors, places[index])
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost

@@ -70,6 +70,7 @@ class LinearSite(UseSite):
             memory.rows_address(self.weight_part.rows) if self.kept else 0,
             memory.rows_address(bias.rows) if bias is not None and with_rows else 0,
             bias.place if bias is not None and self.positions == 1 else -1,
+            flat.group_of[self.weight_part.slot.index],
             flat.starts[self.weight_part.slot.index],
         )
         self.take_norm = flat.calls.take

@@ -20,35 +20,38 @@ class Memory:
 
     Args:
         squares: number of squared norms of each sample.
+        groups: number of clip groups, each with norms and factors of its own.
         shapes: shapes of the explicit gradients of one sample, in their order.
         dtype: dtype of these gradients and of the clip factors.
     """
 
-    def __init__(self, squares: int, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
-        self._squares = squares
+    def __init__(
+        self, squares: int, groups: int, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
+        self._squares, self._groups = squares, groups
         self._shapes = list(shapes)
         self._sizes = [math.prod(shape) for shape in shapes]
         self._dtype = dtype
-        self._room = 0
+        self.room = 0
         """The number of samples that there is room for."""
 
     def make_room(self, batch: int) -> bool:
         """Make room for so many samples; return whether everything had to move."""
-        if batch <= self._room:
+        if batch <= self.room:
             return False
-        self._room = batch
+        self.room = batch
         self._starts = [0]
         for size in self._sizes:
             self._starts.append(self._starts[-1] + -(-batch * size // _ALIGNED) * _ALIGNED)
         self._all_squares = torch.empty((self._squares, batch), dtype=torch.float64)
         self._rows = torch.empty(self._starts[-1], dtype=self._dtype)
-        self._factors = torch.empty(batch, dtype=self._dtype)
-        self._norms = torch.empty(batch, dtype=torch.float64)
+        self._factors = torch.empty((self._groups, batch), dtype=self._dtype)
+        self._norms = torch.empty((self._groups, batch), dtype=torch.float64)
         return True
 
     def square_address(self, number: int) -> int:
         """Return the address of the squared norms of this number."""
-        return self._all_squares.data_ptr() + 8 * self._room * number
+        return self._all_squares.data_ptr() + 8 * self.room * number
 
     def squares(self, number: int, batch: int) -> Tensor:
         """Return the squared norms of this number, float64 ``[batch]``."""
@@ -65,9 +68,9 @@ class Memory:
         return flat.view(batch, *self._shapes[number])
 
     def factors(self, batch: int) -> Tensor:
-        """Return the clip factors, ``[batch]``."""
-        return self._factors[:batch]
+        """Return the clip factors, ``[groups, batch]``."""
+        return self._factors[:, :batch]
 
     def norms(self, batch: int) -> Tensor:
-        """Return the norms of the samples, float64 ``[batch]``."""
-        return self._norms[:batch]
+        """Return the norms of the samples, float64 ``[groups, batch]``."""
+        return self._norms[:, :batch]

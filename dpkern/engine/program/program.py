@@ -94,7 +94,7 @@ class Program:
                 if not self.flat:
                     self.reason = "recorded twice"
                 # Only ``done`` shows that it fits.
-                self.flat = Flat(self.capture.slots, step, arithmetic_of(plan))
+                self.flat = Flat(self.capture.slots, step, arithmetic_of(plan), plan.groups)
             elif not self.flat:
                 self.reason = "recorded once"
             self._last = step
@@ -158,8 +158,10 @@ class Program:
             return ""
         checks = (
             (plan.p != 2, "L1 norms"),
-            (plan.clipping not in ("flat", "automatic"), f"clipping {plan.clipping!r}"),
-            (len(plan.group_bounds) != 1, "several clip groups"),
+            (
+                len(plan.groups) != 1 and plan.arithmetic != "exact",
+                "several clip groups of floats",
+            ),
             (not all(map(is_replayed, plan.blocks)), "a release that no convolution has"),
             (plan.needs_raw, "sums without clipping"),
             (
@@ -290,6 +292,8 @@ class Program:
         why = self._refused_plan(plan) or self._refused_capture() or direct.why_not()
         if not why and flat.arithmetic is not arithmetic_of(plan):
             why = f"{plan.arithmetic} arithmetic, unlike the steps before"
+        if not why and flat.groups != plan.groups:
+            why = "other clip groups than in the steps before"
         if not why and run.batch > flat.arithmetic.most_samples(plan):
             why = "a batch whose integers may exceed 32 bits"
         if not why and not flat.releases.are_of(plan):

@@ -65,6 +65,8 @@ class RecurrentSite(UseSite):
 
     def place(self, flat: Flat) -> None:
         self.flat = flat
+        self.apart = len(flat.groups) > 1
+        """Whether each weight has a norm of its own, because they may be in different groups."""
 
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
@@ -85,7 +87,7 @@ class RecurrentSite(UseSite):
             for record, kept in zip(operands, self.kept_weights, strict=True)
         ]
         squares_of = self.flat.arithmetic.squares
-        if joint is None or self.kept:
+        if joint is None or self.kept or self.apart:
             squares, joint = [squares_of(record) for record in records], None
         else:
             squares = [squares_of(joint())]
