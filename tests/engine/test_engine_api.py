@@ -350,13 +350,28 @@ def test_incompatible_modules() -> None:
 
 
 def test_a_scaler_and_early_groups_are_refused_together() -> None:
-    run = Run(clipping="per_layer")
+    """Float groups are clipped inside the backward pass, when no scaler has told its scale."""
+    run = Run(clipping="per_layer", arithmetic="float")
     scaler = torch.amp.GradScaler("cpu")
     x, y = next(iter(run.loader))
     scaler.scale(nn.functional.cross_entropy(run.module(x), y)).backward()
     with pytest.raises(PrivacyError, match="GradScaler"):
         scaler.step(run.optimizer)
     assert run.engine.step.steps == 0
+
+
+def test_exact_groups_know_the_scale_of_a_scaler() -> None:
+    """Exact groups are clipped in the step: gradients 1024 times as large are scaled back."""
+    plain, scaled = (Run(clipping="per_layer") for _ in range(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+    for run in (plain, scaled):
+        x, y = next(iter(run.loader))
+        loss = nn.functional.cross_entropy(run.module(x), y)
+        (scaler.scale(loss) if run is scaled else loss).backward()
+        (scaler.step(run.optimizer) if run is scaled else run.optimizer.step())
+        assert run.engine.step.steps == 1
+    assert run.engine.step.plan.arithmetic == "exact"
+    assert torch.equal(scaled.values(), plain.values())
 
 
 def test_importing_dpkern_stays_light() -> None:
