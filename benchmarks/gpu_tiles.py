@@ -21,7 +21,7 @@ from .gpu_time import Setting, attempt, backends, exit_code, keep, milliseconds,
 Row = dict[str, Any]
 TILES = {
     torch.bfloat16: (
-        (128, 64, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 3),
+        (128, 128, 64, 8, 3), (128, 64, 64, 8, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 3),
         (128, 256, 64, 8, 3), (64, 64, 64, 4, 4),
     ),
     torch.float32: (

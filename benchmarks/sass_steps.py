@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dpkern.engine.device_cost import PRODUCTS, Work
+from dpkern.engine.device_cost import Work
 from dpkern.engine.per_sample_gradients import ConvolutionGradients, LinearGradients
 
 LIBRARY = {torch.bfloat16: 600e12, torch.float32: 300e12}
@@ -98,7 +98,6 @@ def rows(values: list[dict[str, Any]], gpu: str = "h200") -> list[dict[str, Any]
             {
                 "model": step.title,
                 "TFLOP of weight gradients": products / 1e12,
-                "at TFLOP/s": PRODUCTS[step.dtype] / 1e12,
                 "layers kept": f"{len(kept)} of {len(works)}",
                 "GB kept": sum(work.gradients for work in kept) / 1e9,
                 "norms and sums ms": 1e3 * way,

@@ -2,14 +2,18 @@
 
 A way's time is its products at the speed of a product, plus its traffic at the speed of a copy:
 
-    materialize   F / L + (held + r G) / W       the product; gradients stored and read again
-    norm alone    N / R + F / R + 2 held / W     a norm, then one weighted product for the sum
+    materialize   F / K + (held + r G) / W        the product; gradients stored and read again
+    norm alone    (N + F) / R + 2 held / W        a norm, then one weighted product for the sum
 
 with ``F = 2 B T P`` FLOPs of a product (B samples, T positions, P entries of a gradient), N those
 of the norm, ``held`` bytes of operands and G bytes of gradients. Gradients of linear layers are the
-library's batched product, at speed L, and are stored and read for the norm and for the sum (r = 3);
-those of convolutions are ours, L = R, whose product takes the norm as well (r = 2). Nothing
-overlaps here, which makes materialized gradients look slower than they are.
+library's batched product, at speed K, and are stored and read for the norm and for the sum (r = 3);
+those of convolutions are ours, whose product takes the norm as well (r = 2), and a copy of the
+input with its channels innermost is made and read. Nothing overlaps here, which makes materialized
+gradients look slower than they are.
+
+Our products on tensor cores are bound by what the second-level cache gives them: a tile of r rows
+and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads.
 
 The speeds are predictions for an NVIDIA H200 from machine code and data sheets. Not yet run on a
 GPU.
@@ -22,16 +26,24 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ops.ghost.conv import tf32_convolutions
 from .per_sample_gradients import ConvolutionGradients, LinearGradients
 
 LIBRARY = {torch.bfloat16: 500e12, torch.float16: 500e12, torch.float32: 45e12}
 """FLOP/s of the library's batched products; float32 without TF32."""
-PRODUCTS = {torch.bfloat16: 200e12, torch.float16: 200e12, torch.float32: 20e12}
-"""FLOP/s of the products of ``ghost`` by the operands' dtype."""
+CACHE = 0.85 * 5.5e12
+"""Bytes per second that tiles get out of the second-level cache."""
+SIDE = 128
+"""Rows and columns of a tile on tensor cores, at most; at least ``LEAST_SIDE``."""
+LEAST_SIDE = 16
+PLAIN_PRODUCTS = 20e12
+"""FLOP/s of products without tensor cores, or whose numbers are loaded one by one."""
 DOUBLE_PRODUCTS = 10e12
 """FLOP/s of the same in float64, without tensor cores."""
 BANDWIDTH = 4.3e12
 """Bytes per second of a copy."""
+MULTIPLE = 16
+"""Channels of a group, at whose multiples convolutions load 16 bytes at a time."""
 GRAM_POSITIONS = 64
 """The most positions whose Gram matrices a device kernel holds."""
 MEMORY_SHARE = 4
@@ -45,10 +57,10 @@ class Work:
     Attributes:
         product: FLOPs of the product that makes the gradients, or their weighted sum.
         norm: FLOPs of the norm where the gradients are not materialized.
-        held: bytes of the operands.
+        held: bytes that a way reads of the operands, and of the copy that it makes of them.
         gradients: bytes of the materialized gradients.
         speed: FLOP/s of our products.
-        library: FLOP/s of the product that materializes the gradients.
+        keeping: FLOP/s of the product that materializes the gradients.
         passes: how often the gradients are stored or read.
     """
 
@@ -57,36 +69,50 @@ class Work:
     held: int
     gradients: int
     speed: float
-    library: float
+    keeping: float
     passes: int
 
     @classmethod
     def of(cls, record: LinearGradients | ConvolutionGradients) -> Work:
         """Return the work of a record, from its sizes alone."""
-        size, batch = math.prod(record.shape), record.batch
-        positions = math.prod(record.g.shape[2:])
-        features = math.inf
         if isinstance(record, LinearGradients):
-            positions = int(record.a.shape[1])
-            features = record.a.shape[2] + record.g.shape[2]
-        product = 2.0 * batch * positions * size
+            return cls._linear(record)
+        return cls._convolution(record)
+
+    @classmethod
+    def _linear(cls, record: LinearGradients) -> Work:
+        batch, positions, d = record.a.shape
+        p = int(record.g.shape[2])
+        product = 2.0 * batch * positions * d * p
         norm = product
-        if positions <= GRAM_POSITIONS:  # no device kernel makes those of a convolution
-            norm = min(product, 2.0 * batch * positions**2 * features)
-        a = record.a if isinstance(record, LinearGradients) else record.x
+        if positions <= GRAM_POSITIONS:
+            norm = min(product, 2.0 * batch * positions**2 * (d + p))
         # Operands of two types are widened before their product.
-        dtype = record.g.dtype if a.dtype is record.g.dtype else record.dtype
-        speed = PRODUCTS.get(dtype, DOUBLE_PRODUCTS)
-        dense = isinstance(record, LinearGradients)
-        library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS) if dense else speed
+        dtype = record.g.dtype if record.a.dtype is record.g.dtype else record.dtype
+        speed = _speed(dtype, p, d)
+        library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
         sizes = record.held_bytes, record.gradient_bytes
-        return cls(product, norm, *sizes, speed, library, 3 if dense else 2)
+        return cls(product, norm, *sizes, speed, library, 3)
+
+    @classmethod
+    def _convolution(cls, record: ConvolutionGradients) -> Work:
+        size, positions = math.prod(record.shape), math.prod(record.g.shape[2:])
+        product = 2.0 * record.batch * positions * size
+        dtype = record.g.dtype if record.x.dtype is record.g.dtype else record.dtype
+        rows = record.shape[0] // int(record.geometry["groups"])
+        taps, columns = math.prod(record.kernel_size), size // record.shape[0]
+        copied = taps > 1 and record.shape[1] % MULTIPLE == 0
+        wide = copied or (taps == 1 and positions % MULTIPLE == 0)
+        speed = _speed(dtype, rows, columns, wide=wide)
+        keeping = _speed(dtype, rows, columns, wide=wide, tf32=tf32_convolutions())
+        held = record.held_bytes + (2 * record.x.nbytes if copied else 0)
+        return cls(product, product, held, record.gradient_bytes, speed, keeping, 2)
 
     @property
     def materialized(self) -> float:
         """Seconds to make, store and read the gradients."""
         traffic = self.held + self.passes * self.gradients
-        return self.product / self.library + traffic / BANDWIDTH
+        return self.product / self.keeping + traffic / BANDWIDTH
 
     @property
     def norm_alone(self) -> float:
@@ -102,6 +128,19 @@ class Work:
     def summed(self) -> float:
         """Seconds of the weighted product alone."""
         return self.product / self.speed + self.held / BANDWIDTH
+
+
+def _speed(
+    dtype: torch.dtype, rows: int, columns: int, *, wide: bool = True, tf32: bool = False
+) -> float:
+    """Return the FLOP/s of our products for gradients of so many rows and columns."""
+    if dtype is torch.float64:
+        return DOUBLE_PRODUCTS
+    if not wide or (dtype is torch.float32 and not tf32):
+        return PLAIN_PRODUCTS
+    r, c = (min(SIDE, max(LEAST_SIDE, 1 << (n - 1).bit_length())) for n in (rows, columns))
+    filled = rows / (-(-rows // r) * r) * columns / (-(-columns // c) * c)
+    return filled * CACHE * 2 * r * c / ((r + c) * dtype.itemsize)
 
 
 def memory_for_gradients(device: torch.device) -> int:

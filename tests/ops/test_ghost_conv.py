@@ -117,6 +117,9 @@ NAMED = {
     "depthwise": square(2, (20, 20), 9, 3, groups=20),
     "depthwise-multiplied": square(2, (6, 12), 9, 3, groups=6),
     "grouped": square(2, (32, 48), 10, 3, groups=2),
+    "odd-map": square(2, (16, 32), 7, 3),
+    "grouped-odd-map": square(2, (32, 64), 7, 3, groups=2),
+    "line-of-channels": Case(3, (32, 17), (40,), (3,), (2,), (1,), (1,)),
     "grouped-few-inputs": square(2, (6, 40), 10, 3, groups=2),
     "wide-kernel": square(2, (2, 3), 15, 11),
     "padding-beyond-kernel": square(2, (3, 4), 5, 2, padding=3),
@@ -152,6 +155,8 @@ def _drawn(seed: int) -> Case:
 
 
 CASES = [pytest.param(case, id=name) for name, case in NAMED.items()]
+VOLUME = Case(2, (16, 5), (4, 5, 6), (3, 2, 1), (1, 2, 1), (1, 0, 1), (1, 1, 2))
+CASES.append(pytest.param(VOLUME, id="volume-of-channels"))
 CASES += [pytest.param(_drawn(seed), id=f"drawn-{seed}") for seed in range(20)]
 MORE = [pytest.param(_drawn(seed), id=f"drawn-{seed}") for seed in range(20, 60)]
 """For backends that are neither emulated nor interpreted."""

@@ -28,6 +28,8 @@ CASES = {
     "stride-2": square(2, (16, 32), 10, 3, stride=2),
     "shortcut": square(2, (16, 32), 8, 1),
     "grouped": square(2, (6, 40), 10, 3, groups=2),
+    "odd-map": square(2, (16, 32), 7, 3),
+    "last": square(3, (32, 16), 4, 3),
     "line": Case(3, (5, 17), (40,), (3,), (2,), (1,), (1,)),
 }
 

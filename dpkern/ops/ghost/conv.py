@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -152,6 +152,16 @@ def conv_norm(
     return squares
 
 
+def tf32_convolutions() -> bool:
+    """Return whether torch may round the operands of float32 convolutions on a device to TF32.
+
+    It does so unless it is told not to. Kernels may do so for gradients that they store, whose
+    norms are those of what was stored; norms alone and sums never do.
+    """
+    convolutions: Any = torch.backends.cudnn
+    return bool(convolutions.conv.fp32_precision == "tf32")
+
+
 @op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
@@ -172,6 +182,7 @@ def conv_gradient(
         ``grads [B, co, ci / groups, *kernel]`` of the inputs' dtype (16-bit: float32), dense, the
         samples outermost, the other dimensions in any order in memory; and float64 ``[B]``, the
         sums of squares of exactly these numbers, from above by at most 1e-4 (float64: 1e-10) of it.
+        On a device float32 operands are rounded to TF32 where torch may do so in convolutions.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or size.
@@ -367,4 +378,5 @@ __all__ = [
     "conv_sum_error",
     "gram_multiplications",
     "norm_route",
+    "tf32_convolutions",
 ]

@@ -77,14 +77,36 @@ def test_products_load_16_bytes_at_a_time(version: str) -> None:
     reason = missing(version)
     if reason is not None:
         pytest.skip(reason)
-    calls = r"^linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?-bfloat16$"
+    calls = (
+        r"^(linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?"
+        r"|conv_(norm|gradient|sum)-(block|last))-bfloat16$"
+    )
     found = compiled(version, "90", "--only", calls)
     assert found["failed"] == []
     loops = {(r["kernel"], r["call"]): r["loop"] for r in found["reports"] if r["loop"]}
-    assert len(loops) == 6
+    assert len(loops) == 12
+    for (kernel, _), loop in loops.items():
+        # A sum reads one factor for a whole chunk.
+        assert loop["loads"].pop("4", 0) == (kernel == "samples_kernel")
     assert {name: loop["loads"] for name, loop in loops.items() if {*loop["loads"]} != {"16"}} == {}
     assert [name for name, loop in loops.items() if loop["local"]] == []
     assert all(loop["pipes"].get("tensor") for loop in loops.values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_stored_gradients_of_float32_convolutions_are_made_on_tensor_cores(version: str) -> None:
+    """In TF32, where torch may take it; not where it may not, and never for norms and sums."""
+    reason = missing(version)
+    if reason is not None:
+        pytest.skip(reason)
+    found = compiled(version, "90", "--only", r"^conv_(norm|gradient|sum)-(block|strict)-float32$")
+    assert found["failed"] == []
+    rounded = {r["call"]: r["tf32"] for r in found["reports"] if r["products"]}
+    assert [call for call, tf32 in rounded.items() if tf32] == ["conv_gradient-block-float32"]
+    assert {"conv_gradient-strict-float32", "conv_sum-block-float32"} <= {*rounded}
+    (loop,) = (r["loop"] for r in found["reports"] if r["call"] == "conv_gradient-block-float32")
+    assert loop["pipes"].get("tensor")
+    assert loop["local"] == 0
 
 
 def test_scalar_loads_are_found() -> None:

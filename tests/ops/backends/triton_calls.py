@@ -105,6 +105,14 @@ def _convolution(name: str, dtype: torch.dtype) -> Calls:
     yield _name("conv_norm", name, dtype), partial(ghost.conv_norm, x, g, **given)
     yield _name("conv_gradient", name, dtype), partial(ghost.conv_gradient, x, g, **given)
     yield _name("conv_sum", name, dtype), partial(ghost.conv_sum, x, g, factors, out, **given)
+    if name == "block" and dtype is torch.float32:
+        yield _name("conv_gradient", "strict", dtype), partial(_strict, x, g, given)
+
+
+def _strict(x: torch.Tensor, g: torch.Tensor, given: dict[str, Any]) -> None:
+    """Call it where torch may not round operands to TF32."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        ghost.conv_gradient(x, g, **given)
 
 
 def _layers(dtype: torch.dtype) -> Calls:

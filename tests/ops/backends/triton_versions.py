@@ -64,3 +64,9 @@ def _spill(report: dict[str, Any]) -> int:
     if not report["products"]:
         return 0
     return LARGEST_SPILL["anywhere" if report["looped"] else "outside of loops"]
+
+
+def in_tf32(report: dict[str, Any]) -> bool:
+    """Whether a kernel rounds operands to TF32 that it must not."""
+    stored = report["call"].startswith("conv_gradient-") and "-strict-" not in report["call"]
+    return bool(report["tf32"]) and not (stored and report["kernel"] == "direct_kernel")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...ghost.conv import Geometry
+from ...ghost.conv import Geometry, tf32_convolutions
 from . import direct, weighted
 from .operands import Operands, too_large
 
@@ -48,16 +48,27 @@ def _gradient(
     x: torch.Tensor, g: torch.Tensor, **arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     operands, geometry = _operands(x, g, **arguments)
-    grads = x.new_empty(geometry.batch, *geometry.weight_shape, dtype=operands.sums)
+    rows, channels, *kernel = geometry.weight_shape
+    shape = (rows, *kernel, channels) if operands.last else geometry.weight_shape
+    grads = x.new_empty(geometry.batch, *shape, dtype=operands.sums)
     if operands.empty:
-        return grads.zero_(), grads.new_zeros(geometry.batch, dtype=torch.float64)
-    return grads, direct.gradients(operands, grads)
+        squares = grads.zero_().new_zeros(geometry.batch, dtype=torch.float64)
+    else:
+        squares = direct.gradients(operands, grads, tf32=tf32_convolutions())
+    return grads.movedim(-1, 2) if operands.last else grads, squares
 
 
 def _sum(
     x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **arguments: Any
 ) -> None:
-    operands, _ = _operands(x, g, **arguments)
+    operands, geometry = _operands(x, g, **arguments)
+    if not operands.empty and operands.last:
+        rows, channels, *kernel = geometry.weight_shape
+        total = torch.zeros(rows, *kernel, channels, dtype=out.dtype, device=out.device)
+        weighted.weighted_sum(operands, factors, total)
+        with torch.no_grad():
+            out.add_(total.movedim(-1, 1))
+        return
     if not operands.empty:
         weighted.weighted_sum(operands, factors, out)
     increment_version(out)

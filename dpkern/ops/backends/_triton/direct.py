@@ -19,6 +19,7 @@ from .operands import Operands, inputs, outputs, product
 from .precision import SIXTEEN, WIDE, SumPrecision, direct_numbers, first, longest
 
 BLOCK = 1024  # partial sums in one step of bound_kernel
+_DEPTH = 64  # positions in a chunk of 16-bit products; half of them where threads load singly
 
 
 class Tile(NamedTuple):
@@ -31,13 +32,18 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-def tile_of(dtype: torch.dtype, dense: bool, rows: int, columns: int) -> Tile:
+def tile_of(operands: Operands, dtype: torch.dtype, tf32: bool = False) -> Tile:
     """Return the tile for products of this type: what fits the registers, not tuned on a GPU."""
+    rows, columns = operands.rows, operands.columns
     if INTERPRETED:
         # Its time is that of the operations, not of their sizes.
-        most = Tile(128, 256, 256 if dtype is torch.float64 else 64, 4)
-    elif dtype in SIXTEEN:
-        most = Tile(128, 64, 64, 8) if dense else Tile(64, 64, 32, 8)
+        most = Tile(128, 256, 256 if dtype is torch.float64 else _DEPTH, 4)
+    elif dtype in SIXTEEN or tf32:
+        deep = _DEPTH if operands.wide and not tf32 else _DEPTH // 2
+        most = Tile(128, 128, deep, 8) if operands.wide else Tile(64, 64, deep, 8)
+        # Short samples would leave a deep chunk half empty.
+        shortest = max(16, int(triton.next_power_of_2(operands.positions)))
+        most = most._replace(depth=min(deep, shortest))
     elif dtype is torch.float32:
         most = Tile(64, 64, 16, 8)
     else:
@@ -60,6 +66,8 @@ def direct_kernel(
     KEEP: tl.constexpr,
     SKIP: tl.constexpr,
     DENSE: tl.constexpr,
+    LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
     SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -87,15 +95,15 @@ def direct_kernel(
     j = n * COLUMNS + tl.arange(0, COLUMNS)
 
     total = tl.zeros([ROWS, COLUMNS], SUMS)
-    track = tl.zeros([ROWS, COLUMNS], SUMS)
+    track = tl.zeros([ROWS], SUMS)
     for begin in range(0, positions, DEPTH):
         t = begin + tl.arange(0, DEPTH)
         live = t < positions
         left = outputs(g, i, t * g_strides[2], live, sizes[5], g_strides[1])
-        right = inputs(a, j, t, t * 0, live, columns, a_strides, geometry, DENSE)
-        total += product(left, right, SUMS)
+        right = inputs(a, j, t, t * 0, live, columns, a_strides, geometry, DENSE, LAST)
+        total += product(left, right, SUMS, PRECISION)
         if not KEEP:
-            track += total * total
+            track += tl.sum(total * total, 1)
 
     place = unit * row_tiles * column_tiles + tile
     if KEEP:
@@ -105,7 +113,7 @@ def direct_kernel(
         tl.store(squares + place, tl.sum(tl.sum(wide * wide, 1)))
     else:
         tl.store(squares + place, tl.sum(tl.sum(total * total, 1).to(tl.float64)))
-        tl.store(totals + place, tl.sum(tl.sum(track, 1).to(tl.float64)))
+        tl.store(totals + place, tl.sum(track.to(tl.float64)))
         # The operands' own squares: once for each row and each column of tiles.
         if n == 0:
             sizes_g = tl.zeros([ROWS], tl.float64)
@@ -121,7 +129,8 @@ def direct_kernel(
             for begin in range(0, positions, DEPTH):
                 t = begin + tl.arange(0, DEPTH)
                 live = t < positions
-                right = inputs(a, j, t, t * 0, live, columns, a_strides, geometry, DENSE).to(SUMS)
+                right = inputs(a, j, t, t * 0, live, columns, a_strides, geometry, DENSE, LAST)
+                right = right.to(SUMS)
                 sizes_a += tl.sum(right * right, 0).to(tl.float64)
             tl.store(a_squares + unit * column_tiles + n, tl.sum(sizes_a))
 
@@ -181,7 +190,7 @@ def _pass(
     skip: bool,
 ) -> None:
     """Bound all gradients with products of this type; only those not done yet with ``skip``."""
-    tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
+    tile = tile_of(operands, dtype)
     m, n = tiles(operands, tile)
     units, like = operands.batch * operands.groups, operands.a
     squares, totals = highs.new_empty(2, units * m * n).unbind()
@@ -194,7 +203,8 @@ def _pass(
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         KEEP=False,
         SKIP=skip,
-        **constants(operands.dense, dtype, tile),
+        PRECISION="ieee",
+        **constants(operands, dtype, tile),
     )
     sizes = operands.positions, operands.rows, operands.columns, tile.depth, tile.columns
     launch(
@@ -209,11 +219,12 @@ def _pass(
 
 
 def constants(
-    dense: bool, dtype: torch.dtype, tile: Tile, *, registers: bool = True
+    operands: Operands, dtype: torch.dtype, tile: Tile, *, registers: bool = True
 ) -> dict[str, Any]:
     """Return the constants of a tile's kernel; ``registers`` is all that a thread may have."""
     return {
-        "DENSE": dense,
+        "DENSE": operands.dense,
+        "LAST": operands.last,
         "SUMS": tl.float64 if dtype is torch.float64 else tl.float32,
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -229,7 +240,7 @@ def constants(
 
 def too_long(a: torch.Tensor, positions: int) -> str | None:
     """Return why not, if a 16-bit sample has more positions than its only pass allows."""
-    most = longest(min(tile_of(a.dtype, dense, 16, 16).depth for dense in (False, True)))
+    most = longest(_DEPTH if INTERPRETED else _DEPTH // 2)
     if a.dtype in SIXTEEN and positions > most:
         return f"has 16-bit samples of up to {most} positions"
     return None
@@ -250,7 +261,7 @@ def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) ->
         _pass(operands, first(dtype), dtype, highs, done, skip=again)
         return highs
     if dtype is torch.float32 and not again:
-        depth = tile_of(dtype, operands.dense, operands.rows, operands.columns).depth
+        depth = tile_of(operands, dtype).depth
         again = operands.positions <= longest(depth)
         if again:
             _pass(operands, first(dtype), dtype, highs, done, skip=False)
@@ -258,9 +269,14 @@ def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) ->
     return highs
 
 
-def gradients(operands: Operands, grads: torch.Tensor) -> torch.Tensor:
-    """Fill ``grads``; their squares ``[B]`` from above."""
-    tile = tile_of(operands.a.dtype, operands.dense, operands.rows, operands.columns)
+def gradients(operands: Operands, grads: torch.Tensor, *, tf32: bool = False) -> torch.Tensor:
+    """Fill ``grads``; their squares ``[B]`` from above.
+
+    ``tf32``: float32 operands may be rounded to it. The norms are those of what is stored.
+    """
+    dtype = operands.a.dtype
+    tf32 = tf32 and dtype is torch.float32 and operands.wide
+    tile = tile_of(operands, dtype, tf32)
     m, n = tiles(operands, tile)
     units = operands.batch * operands.groups
     squares = grads.new_empty(operands.batch, operands.groups * m * n, dtype=torch.float64)
@@ -272,6 +288,7 @@ def gradients(operands: Operands, grads: torch.Tensor) -> torch.Tensor:
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         KEEP=True,
         SKIP=False,
-        **constants(operands.dense, operands.a.dtype, tile),
+        PRECISION="tf32" if tf32 else "ieee",
+        **constants(operands, dtype, tile),
     )
     return squares.sum(1) * (1 + 1e-12)

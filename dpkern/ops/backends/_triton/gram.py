@@ -42,7 +42,7 @@ def _gram(x, positions, features, SIDE: tl.constexpr, DEPTH: tl.constexpr):
         k = begin + tl.arange(0, DEPTH)
         mask = (t < positions)[:, None] & (k < features)[None, :]
         rows = tl.load(x + t[:, None] * features + k[None, :], mask=mask, other=0.0)
-        total += product(rows, tl.trans(rows), tl.float32)
+        total += product(rows, tl.trans(rows), tl.float32, "ieee")
     return total.to(tl.float64)
 
 

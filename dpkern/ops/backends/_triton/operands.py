@@ -4,8 +4,11 @@ The gradient of sample b and group of channels q is a matrix of sums over positi
 
     M[i, j] = sum_t g[b, q, i, t] a[b, q, j, t]
 
-with rows i (output features or channels) and columns j: the input features, or (input channel, tap)
-of a convolution, where ``a`` is read at ``stride t + dilation tap - padding``, never unfolded.
+with rows i (output features or channels) and columns j: the input features, or, of a convolution,
+(input channel, tap), where ``a`` is read at ``stride t + dilation tap - padding``, never unfolded.
+Where a group's channels are a multiple of 16, a copy of ``a`` with the channels innermost is read,
+and columns are (tap, input channel): a thread then loads 16 bytes at a time, and computes once for
+all of them where they lie.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 _WIDE, _MULTIPLE = 1024, 16
 """Widths from the first on, such as a vocabulary of 50257, are filled up to multiples of the
 second: Triton makes wide loads only of sizes that are multiples of 16."""
-_FLAT = (1,) * 17  # no geometry: columns lie where they are
+_FLAT = (1,) * 18  # no geometry: columns lie where they are
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,10 @@ class Operands:
         channels: of ``a`` in one group.
         a_strides, g_strides: of sample, channel (row) and position.
         geometry: of a convolution: input sizes (3), output sizes without the first (2), kernel
-            sizes without the first (2), taps, then stride, padding and dilation (3 each).
+            sizes without the first (2), taps, then stride, padding and dilation (3 each), and the
+            channels of one group.
         dense: columns are channels, read at their position.
+        last: the channels of ``a`` lie innermost, and columns are (tap, channel).
         read_rows: rows that ``g`` has in memory: those behind ``rows`` are zeros, so that loads of
             16 bytes need no edge inside of them.
     """
@@ -55,7 +60,13 @@ class Operands:
     g_strides: tuple[int, int, int]
     geometry: tuple[int, ...] = _FLAT
     dense: bool = True
+    last: bool = False
     read_rows: int = 0
+
+    @property
+    def wide(self) -> bool:
+        """Whether threads load 16 bytes at a time."""
+        return self.dense or self.last
 
     @property
     def batch(self) -> int:
@@ -95,16 +106,27 @@ class Operands:
         channels = geometry.in_channels // geometry.groups
         taps = geometry.taps
         steps = {*geometry.stride, *geometry.dilation}
+        dense = taps == 1 and steps == {1} and not any(geometry.padding)
+        last = not dense and channels % _MULTIPLE == 0
+        strides = (geometry.in_channels * places, places, 1)
+        if last:
+            x = x.movedim(1, -1).contiguous()
+            strides = (geometry.in_channels * places, 1, geometry.in_channels)
+        positions, outs = geometry.positions, geometry.out_channels
+        g_strides = (outs * positions, positions, 1)
+        if positions % _MULTIPLE and outs // geometry.groups % _MULTIPLE == 0:
+            g = g.movedim(1, -1).contiguous()
+            g_strides = (outs * positions, 1, outs)
         return Operands(
             x,
             g,
             geometry.groups,
-            geometry.positions,
-            geometry.out_channels // geometry.groups,
+            positions,
+            outs // geometry.groups,
             channels * taps,
             channels,
-            (geometry.in_channels * places, places, 1),
-            (geometry.out_channels * geometry.positions, geometry.positions, 1),
+            strides,
+            g_strides,
             (
                 *_three(geometry.input, 1),
                 *_three(geometry.output, 1)[1:],
@@ -113,8 +135,10 @@ class Operands:
                 *_three(geometry.stride, 1),
                 *_three(geometry.padding, 0),
                 *_three(geometry.dilation, 1),
+                channels,
             ),
-            dense=taps == 1 and steps == {1} and not any(geometry.padding),
+            dense=dense,
+            last=last,
         )
 
 
@@ -140,7 +164,9 @@ def outputs(g, i, place, live, rows, stride):
 
 
 @triton.jit
-def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexpr):
+def inputs(
+    a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexpr, LAST: tl.constexpr
+):
     """Load ``[positions, columns]`` of a; ``sample`` is where each position's sample begins."""
     mask = live[:, None] & (j < columns)[None, :]
     if DENSE:
@@ -148,7 +174,7 @@ def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexp
     else:
         width = geometry[4]
         height = geometry[3]
-        tap = j % geometry[7]
+        tap = j // geometry[17] if LAST else j % geometry[7]
         column = tap % geometry[6]
         row = (tap // geometry[6]) % geometry[5]
         plane = tap // (geometry[6] * geometry[5])
@@ -161,13 +187,16 @@ def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexp
         mask &= (z >= 0) & (z < geometry[0]) & (y >= 0) & (y < geometry[1])
         mask &= (x >= 0) & (x < geometry[2])
         place = (z * geometry[1] + y) * geometry[2] + x
-        place += (j // geometry[7] * strides[1])[None, :] + sample[:, None]
+        if LAST:
+            place = place * strides[2] + (j % geometry[17])[None, :] + sample[:, None]
+        else:
+            place += (j // geometry[7] * strides[1])[None, :] + sample[:, None]
     return tl.load(a + place, mask=mask, other=0.0)
 
 
 @triton.jit
-def product(left, right, SUMS: tl.constexpr):
-    """Return ``left right`` with sums that begin at zero, never in tf32.
+def product(left, right, SUMS: tl.constexpr, PRECISION: tl.constexpr):
+    """Return ``left right`` with sums that begin at zero; in tf32 only if ``PRECISION`` says so.
 
     Without the last argument the compiler would take the total that the result is added to as the
     product's own accumulator, and a tensor core's truncation would act on it.
@@ -177,4 +206,6 @@ def product(left, right, SUMS: tl.constexpr):
         left = left.to(SUMS)
         right = right.to(SUMS)
     depth: tl.constexpr = left.shape[1]
-    return tl.dot(left, right, input_precision="ieee", out_dtype=SUMS, max_num_imprecise_acc=depth)
+    return tl.dot(
+        left, right, input_precision=PRECISION, out_dtype=SUMS, max_num_imprecise_acc=depth
+    )

@@ -67,7 +67,7 @@ def _cross_kernel(
         for depth in range(0, columns, DEPTH):
             x = _tile(a, sample * positions + t, there, depth, columns, DEPTH)
             y = _tile(e, sample * count + s, chosen, depth, columns, DEPTH)
-            inner += product(x, tl.trans(y), tl.float64)
+            inner += product(x, tl.trans(y), tl.float64, "ieee")
             a_square += tl.sum(x * x, 1)
             e_square += tl.sum(y * y, 1)
         at = (sample * positions + t)[:, None] * words + token[None, :]

@@ -4,8 +4,8 @@ A program owns a tile of the output and a range of samples.
 
 A clip factor must not be rounded together with a 16-bit operand: ``fl(c g)`` in bfloat16 is up to
 2^-8 longer than ``c g``, and the sample's part up to 2^-8 above the clipping bound. So 16-bit
-operands are multiplied as they are and factors act on the float32 sums between samples. Where
-samples are short, and for wider operands, the factor goes into a float32 copy of g.
+operands are multiplied as they are and factors act on the float32 sum of a chunk of positions.
+Where samples have hardly any, and for wider operands, the factor goes into a float32 copy of g.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .precision import SIXTEEN
 
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
 _LEAST = 16  # chunks of positions worth a program
-_SHORT = 32  # positions; fewer leave a chunk of 16-bit products half empty
+_SHORT = 4  # positions; fewer leave a chunk of 16-bit products nearly empty
 _WIDENED = 32
 """Rows of a tile, at most, where 16-bit operands are multiplied in float32. For compute capability
 10.0 Triton 3.6 takes tf32 for larger ones, although it is told not to."""
@@ -33,6 +33,7 @@ def positions_kernel(
     a, g, factors, out, sizes, a_strides, g_strides, geometry, last, per_split,
     WHOLE: tl.constexpr,
     DENSE: tl.constexpr,
+    LAST: tl.constexpr,
     SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -64,8 +65,9 @@ def positions_kernel(
         starts = sample * g_strides[0] + t * g_strides[2]
         left = outputs(g, i, starts, live, sizes[5], g_strides[1]).to(SUMS) * factor[None, :]
         starts = sample * a_strides[0]
-        right = inputs(a, j, t, starts, live, columns, a_strides, geometry, DENSE).to(SUMS)
-        total += product(left, right, SUMS)
+        right = inputs(a, j, t, starts, live, columns, a_strides, geometry, DENSE, LAST)
+        right = right.to(SUMS)
+        total += product(left, right, SUMS, "ieee")
     _put(out, total, split, group, i, j, rows, columns, sizes[3], WHOLE)
 
 
@@ -74,12 +76,13 @@ def samples_kernel(
     a, g, factors, out, sizes, a_strides, g_strides, geometry, last, per_split,
     WHOLE: tl.constexpr,
     DENSE: tl.constexpr,
+    LAST: tl.constexpr,
     SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum sample by sample: its tile, then its factor times the tile."""
+    """Sum chunk by chunk: its product, then its sample's factor times that."""
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
@@ -93,20 +96,20 @@ def samples_kernel(
     i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
     j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], SUMS)
+    chunks = tl.cdiv(positions, DEPTH)
     first = split * per_split
-    for sample in range(first, tl.minimum(first + per_split, last)):
+    count = tl.minimum(per_split, last - first) * chunks
+    # One loop over all samples' chunks, so that the next are on their way while one is multiplied.
+    for step in range(count):
+        sample = first + step // chunks
+        t = step % chunks * DEPTH + tl.arange(0, DEPTH)
         factor = tl.load(factors + sample)
-        if factor != 0.0:
-            x = a + tl.cast(sample, tl.int64) * a_strides[0]
-            y = g + tl.cast(sample, tl.int64) * g_strides[0]
-            own = tl.zeros([ROWS, COLUMNS], SUMS)
-            for begin in range(0, positions, DEPTH):
-                t = begin + tl.arange(0, DEPTH)
-                live = t < positions
-                left = outputs(y, i, t * g_strides[2], live, sizes[5], g_strides[1])
-                right = inputs(x, j, t, t * 0, live, columns, a_strides, geometry, DENSE)
-                own += product(left, right, SUMS)
-            total += factor * own
+        live = t < tl.where(factor != 0.0, positions, 0)  # what is not read cannot be NaN
+        x = a + tl.cast(sample, tl.int64) * a_strides[0]
+        y = g + tl.cast(sample, tl.int64) * g_strides[0]
+        left = outputs(y, i, t * g_strides[2], live, sizes[5], g_strides[1])
+        right = inputs(x, j, t, t * 0, live, columns, a_strides, geometry, DENSE, LAST)
+        total += factor * product(left, right, SUMS, "ieee")
     _put(out, total, split, group, i, j, rows, columns, sizes[3], WHOLE)
 
 
@@ -155,11 +158,11 @@ def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
 
 
 def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -> None:
-    """Add ``out += sum_b factors[b] grad_b``."""
+    """Add ``out += sum_b factors[b] grad_b``; ``out`` is a matrix of the operands' columns."""
     whole_samples = by_samples(operands)
     kernel = samples_kernel if whole_samples else positions_kernel
     dtype = operands.a.dtype if whole_samples else operands.sums
-    tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
+    tile = tile_of(operands, dtype)
     if dtype is not operands.a.dtype and tile.rows > _WIDENED:
         tile = tile._replace(rows=_WIDENED, warps=4)
     m, n = tiles(operands, tile)
@@ -174,7 +177,7 @@ def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         *(last, each),
         WHOLE=splits == 1,
-        **constants(operands.dense, dtype, tile, registers=operands.dense or whole_samples),
+        **constants(operands, dtype, tile, registers=operands.dense or whole_samples),
     )
     if splits > 1:
         blocks = -(-out.numel() // BLOCK)
