@@ -189,13 +189,20 @@ def spectral(
 @app.command("spectral-ratio")
 def spectral_over_dpsgd(
     rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="threads")] = 1,
+    part: Annotated[
+        list[str] | None, typer.Option(help="steps, circulants or layers; default: all")
+    ] = None,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Time steps and layers of the frequency domain over DP-SGD of this package, one thread."""
-    result = step_report.worker("spectral_ratio", {"threads": 1, "rounds": rounds}, "retained")
+    """Time steps and layers of the frequency domain over DP-SGD of this package."""
+    parts = known(part or [], dict(spectral_ratio.PARTS), "part")
+    request = {"threads": threads, "rounds": rounds, "parts": parts}
+    result = step_report.worker("spectral_ratio", request, "retained")
     machine = this_machine()
     table = spectral_ratio.markdown({**result, "processor": machine["processor"]})
-    write(path or RESULTS / "spectral-ratio.json", {"machine": machine, **result}, table)
+    whole = not part and threads == 1
+    write(path or default("spectral-ratio", whole), {"machine": machine, **result}, table)
 
 
 @app.command()

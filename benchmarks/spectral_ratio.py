@@ -1,6 +1,6 @@
 """Time mechanisms of the frequency domain over DP-SGD of this package: whole steps, and layers.
 
-Usage: ``python -m benchmarks.spectral_ratio '{"threads": 1, "rounds": 15}'``
+Usage: ``python -m benchmarks.spectral_ratio '{"threads": 1, "rounds": 15, "parts": ["steps"]}'``
 
 All variants run in turns in one process, in changing order, each with torch's transforms (as on
 grids that the fused kernel does not take) and with the fused kernel. A ratio is the median over
@@ -29,11 +29,10 @@ from dpkern.nn import BlockCirculantLinear
 from dpkern.ops.backends import _circulant, _spectral
 
 from .spectral_cases import CASES, Work
-from .spectral_step import LR, NOISE, VARIANTS
+from .spectral_step import LR, NOISE, VARIANTS, WHOLE
 from .step_cases import quiet
 from .step_models import TASKS, Task
 
-TASK_SIZES = {"lenet": 128, "resnet": 64}
 STEPS = ("GReDP spectrum", "Spectral-DP spectrum", "Spectral-DP whitened")
 COLUMNS = ("G", "S", "W")
 MEDIAN, WORST, STEP = 1.3, 2.5, 1.15
@@ -85,8 +84,7 @@ def ratios(times: Times, base: str) -> dict[str, dict[str, float]]:
 
 def steps(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the ratios of whole steps."""
-    for name, batch in TASK_SIZES.items():
-        task = replace(TASKS[name], batch=batch, title=f"{name}, B {batch}")
+    for task in WHOLE.values():
         runners = {v: VARIANTS[v](task, lr=LR).begin(NOISE) for v in ("DP-SGD", *STEPS)}
         times = in_turns({v: runner.step for v, runner in runners.items()}, rounds)
         yield {"task": task.title, "ratios": ratios(times, "DP-SGD")}
@@ -134,41 +132,48 @@ def layers(rounds: int) -> Iterator[dict[str, Any]]:
         yield {"layer": work.case.name, "ratios": ratios(best, "ours")}
 
 
+PARTS = {"steps": steps, "circulants": circulants, "layers": layers}
+"""What is compared."""
+
+
 def markdown(result: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the tables of the parts that were measured."""
     lines = [
         f"{result['processor']}, torch {torch.__version__}, {result['threads']} thread(s), load "
         f"average {result['load'][0]:.1f} before and {result['load'][1]:.1f} after on "
         f"{os.cpu_count()} cores. Time over DP-SGD of this package, median of "
         f"{result['rounds']} rounds in turns in one process; float tier, keep a quarter. "
         "Before: torch's transforms; after: the fused kernel.",
-        "",
-        f"| step (target {STEP}) | " + " | ".join(f"{v}: before, after" for v in STEPS) + " |",
-        "|---|" + "---|" * len(STEPS),
     ]
-    for row in result["steps"]:
-        cells = [row["ratios"][v] for v in STEPS]
-        text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
-        lines.append(f"| {row['task']} | " + " | ".join(text) + " |")
-    lines += ["", "| step over the dense one's | before | after |", "|---|---|---|"]
-    for row in result["circulants"]:
-        for name, found in row["ratios"].items():
-            cells_of = f"{found['transforms']:.2f} | {found['fused']:.2f}"
-            lines.append(f"| {row['task']}, circulant, {name} | {cells_of} |")
-    lines += ["", "| layer | G: before, after | S: before, after | W: before, after |"]
-    lines.append("|---|---|---|---|")
-    for row in result["layers"]:
-        cells = [row["ratios"][c] for c in COLUMNS]
-        text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
-        lines.append(f"| {row['layer']} | " + " | ".join(text) + " |")
-    for name, of in ((f"median (target {MEDIAN})", statistics.median), (f"worst ({WORST})", max)):
-        cells = [[row["ratios"][c] for row in result["layers"]] for c in COLUMNS]
-        text = (
-            f"{of(r['transforms'] for r in cell):.2f}, {of(r['fused'] for r in cell):.2f}"
-            for cell in cells
-        )
-        lines.append(f"| {name} | " + " | ".join(text) + " |")
+    if "steps" in result:
+        heads = [f"step (target {STEP})", *(f"{v}: before, after" for v in STEPS)]
+        lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        lines += [_row(row["task"], [row["ratios"][v] for v in STEPS]) for row in result["steps"]]
+    if "circulants" in result:
+        lines += ["", "| step over the dense one's (target below 1) | before, after |", "|---|---|"]
+        for row in result["circulants"]:
+            for name, found in row["ratios"].items():
+                lines.append(_row(f"{row['task']}, circulant, {name}", [found]))
+    if "layers" in result:
+        heads = ["layer", *(f"{c}: before, after" for c in COLUMNS)]
+        lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        rows = [[row["ratios"][c] for c in COLUMNS] for row in result["layers"]]
+        lines += [_row(row["layer"], cells) for row, cells in zip(result["layers"], rows)]
+        median = f"median (target {MEDIAN})"
+        for name, of in ((median, statistics.median), (f"worst ({WORST})", max)):
+            columns = zip(*rows, strict=True)
+            lines.append(
+                _row(
+                    name,
+                    [{k: of(cell[k] for cell in cells) for k in cells[0]} for cells in columns],
+                )
+            )
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, cells: list[dict[str, float]]) -> str:
+    text = (f"{c['transforms']:.2f}, {c['fused']:.2f}" for c in cells)
+    return f"| {name} | {' | '.join(text)} |"
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
@@ -177,9 +182,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     before = os.getloadavg()[0]
     result = {
         **request,
-        "steps": list(steps(request["rounds"])),
-        "circulants": list(circulants(request["rounds"])),
-        "layers": list(layers(request["rounds"])) if request.get("layers", True) else [],
+        **{name: list(PARTS[name](request["rounds"])) for name in request["parts"]},
     }
     return {**result, "load": [before, os.getloadavg()[0]]}
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import dpkern
+from dpkern.engine.demo.sources import build
 from dpkern.ops.spectral import Band, literal
 from dpkern.ops.spectral._sizes import fast
 from dpkern.privacy.mechanisms import DPSGD, GReDP, Mechanism, SpectralDP
@@ -38,12 +39,37 @@ from .step_cases import (
     quiet,
 )
 from .step_memory import reset_peak, resident
-from .step_models import TASKS, Task
+from .step_models import TASKS, Task, images
 
 LR = 1e-3
 KEEP = 0.25
 SLOW = 1.0
 """Seconds: a step that takes longer is timed twice at most."""
+
+
+PAPERS = {
+    "ResNet-20": ("gredp-resnet20", 64),
+    "AlexNet": ("gredp-alexnet", 16),
+    "Model-3": ("gredp-model3", 16),
+}
+"""Networks of GReDP's experiments for images of 32 x 32, with their batches."""
+
+
+def _of_paper(title: str, name: str, batch: int) -> Task:
+    def made(width: float) -> Callable[[], nn.Module]:
+        return partial(build, name, row_shape=(3, 32, 32), classes=10, width=width)
+
+    whole = Task(
+        name=name, title=f"{title}, B {batch}", batch=batch, build=made(1.0), draw=images(3, 32)
+    )
+    return replace(whole, small=replace(whole, batch=4, build=made(0.25)))
+
+
+WHOLE: dict[str, Task] = {
+    "lenet": replace(TASKS["lenet"], batch=128, title="LeNet, B 128"),
+    **{name: _of_paper(title, name, batch) for title, (name, batch) in PAPERS.items()},
+}
+"""The models whose whole steps are compared with DP-SGD's."""
 
 
 def released(task: Task, lr: float, mechanism: type[Mechanism], **options: Any) -> Prepared:
@@ -169,7 +195,7 @@ def growth(task: Task, name: str) -> int:
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Measure times of all variants, or the memory of one."""
-    task = TASKS[request["task"]]
+    task = (TASKS | WHOLE)[request["task"]] if request.get("whole") else TASKS[request["task"]]
     torch.set_num_threads(request["threads"])
     if "variant" in request:
         if task.small is not None:

@@ -88,7 +88,9 @@ class Task:
         return criterion(*flat, shape=output.shape)  # Opacus' ghost criterion asks for the shape
 
 
-def _images(channels: int, size: int) -> Callable[..., tuple[Tensor, Tensor]]:
+def images(channels: int, size: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return what draws random images of ten classes."""
+
     def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(batch, channels, size, size, generator=generator)
         return x, torch.randint(10, (batch,), generator=generator)
@@ -180,7 +182,7 @@ TASKS: dict[str, Task] = {
                 title="LeNet 28x28, B 256",
                 batch=256,
                 build=LeNet,
-                draw=_images(1, 28),
+                draw=images(1, 28),
                 fastdp=2.6,
             ),
             lambda: LeNet(0.2),
@@ -191,7 +193,7 @@ TASKS: dict[str, Task] = {
                 title="ResNet-14 GroupNorm 32x32, B 64",
                 batch=64,
                 build=lambda: ResNet((16, 32, 64), 8),
-                draw=_images(3, 32),
+                draw=images(3, 32),
                 fastdp=2.6,
             ),
             lambda: ResNet((2, 4, 8), 2),
@@ -213,7 +215,7 @@ TASKS: dict[str, Task] = {
                 title="ResNet-18 GroupNorm 32x32, B 16",
                 batch=16,
                 build=lambda: ResNet((64, 128, 256, 512), 32),
-                draw=_images(3, 32),
+                draw=images(3, 32),
             ),
             lambda: ResNet((2, 4, 8), 2),
         ),

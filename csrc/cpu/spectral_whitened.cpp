@@ -6,7 +6,8 @@
 // take Re Z alone, the others Im Z. The channels of one operand are the lanes, those of the other
 // are broadcast: whichever needs fewer products. A chunk of bins is added up by itself before it
 // joins the sum of all, so rounding grows with the chunk's length and not with the number of bins.
-// docs/spectral.md proves the bound.
+// Where few bins meet many channels, Gram matrices over channels take the place of the pairs.
+// docs/spectral.md proves the bounds.
 
 #include <algorithm>
 #include <cmath>
@@ -258,6 +259,133 @@ struct Whitened {
   }
 };
 
+// The same squares from Gram matrices over channels, without a channel pair. With the coefficients
+// A(r, k) of Re(A Z) and Z = conj(D) X,
+//   sum y^2 = 1/2 sum_kl Re(J(k, l) conj(Q_d) Q_x + H(k, l) conj(P_d) P_x)
+//   J = sum_r A(r, k) A(r, l)    H = sum_r A(r, k) conj(A(r, l))
+//   Q = sum_c X_k X_l            P = sum_c X_k conj(X_l)
+// in double: the sum cancels where the coordinates do, and its root must not.
+struct Grams {
+  static constexpr int kLanes = 8, kTile = 4;
+  using D = Vector<double, kLanes>;
+
+  std::int64_t K, rows;         // bins, and their real and imaginary parts in whole tiles
+  std::vector<double> factors;  // [k <= l][4]: J and H, halved where k is l
+  std::vector<double> sizes;    // [K]: the norms of A's columns
+
+  template <class F>
+  explicit Grams(const SpectralWhitened<F>& call)
+      : K(call.K), rows(round_up(2 * call.K, kTile)), sizes(static_cast<std::size_t>(call.K)) {
+    const std::int64_t count = std::max(call.E, call.odd_from + call.N);
+    std::vector<double> a(static_cast<std::size_t>(2 * count * K));
+    for (std::int64_t r = 0; r < count; ++r) {
+      for (std::int64_t k = 0; k < K; ++k) {
+        const std::int64_t n = r - call.odd_from;
+        const double even = r < call.E ? call.even[r * K + k] : 0;
+        const double odd = n >= 0 && n < call.N ? call.odd[n * K + k] : 0;
+        const double c = call.turns[2 * k], s = call.turns[2 * k + 1];
+        double* const at = a.data() + 2 * (r * K + k);  // (even - i odd) (c + i s)
+        at[0] = even * c + odd * s;
+        at[1] = even * s - odd * c;
+        sizes[static_cast<std::size_t>(k)] += at[0] * at[0] + at[1] * at[1];
+      }
+    }
+    for (double& size : sizes) size = std::sqrt(size);
+    factors.reserve(static_cast<std::size_t>(2 * K * (K + 1)));
+    for (std::int64_t k = 0; k < K; ++k) {
+      for (std::int64_t l = k; l < K; ++l) {
+        double same = 0, crossed = 0, cosine = 0, sine = 0;
+        for (std::int64_t r = 0; r < count; ++r) {
+          const double *const at = a.data() + 2 * (r * K + k), *const to =
+                                                                   a.data() + 2 * (r * K + l);
+          same += at[0] * to[0];
+          crossed += at[1] * to[1];
+          cosine += at[0] * to[1];
+          sine += at[1] * to[0];
+        }
+        const double share = k == l ? 0.5 : 1.0;
+        for (const double of : {same - crossed, cosine + sine, same + crossed, sine - cosine}) {
+          factors.push_back(share * of);
+        }
+      }
+    }
+  }
+
+  // Whether the matrices take less time than the pairs. Double has half the lanes, and each entry's
+  // lanes must be added up.
+  static bool cheaper(std::int64_t K, std::int64_t ins, std::int64_t outs, std::int64_t count) {
+    const std::int64_t entries = 2 * K * K, length = (ins + 7) / 8 + (outs + 7) / 8;
+    return 2 * entries * (length + 16) < ins * outs * K * (count + 4) / 16;
+  }
+
+  // One sample's bins as rows of double, with zeros behind the last channel and the last row.
+  template <class F>
+  void pack(const Bins<F>& bins, std::int64_t sample, std::int64_t length, double* to) const {
+    for (std::int64_t row = 0; row < rows; ++row, to += length) {
+      const std::int64_t channels = row < 2 * K ? bins.used : 0;
+      const F* const from = bins.data +
+                            ((row / 2 * bins.samples + sample) * 2 + row % 2) * bins.channels +
+                            bins.first;
+      for (std::int64_t c = 0; c < channels; ++c) to[c] = static_cast<double>(from[c]);
+      std::fill(to + channels, to + length, 0.0);
+    }
+  }
+  // gram [rows, rows]: products of all rows, in tiles on and above the diagonal.
+  DPK_INLINE void multiply(const double* from, std::int64_t length, double* gram) const {
+    for (std::int64_t i = 0; i < rows; i += kTile) {
+      for (std::int64_t j = i; j < rows; j += kTile) {
+        D sums[kTile][kTile] = {};
+        for (std::int64_t c = 0; c < length; c += kLanes) {
+          D right[kTile];
+#pragma GCC unroll 4
+          for (int b = 0; b < kTile; ++b) right[b] = load<D>(from + (j + b) * length + c);
+#pragma GCC unroll 4
+          for (int a = 0; a < kTile; ++a) {
+            const D left = load<D>(from + (i + a) * length + c);
+#pragma GCC unroll 4
+            for (int b = 0; b < kTile; ++b) sums[a][b] += left * right[b];
+          }
+        }
+        for (int a = 0; a < kTile; ++a) {
+          for (int b = 0; b < kTile; ++b) {
+            gram[(i + a) * rows + j + b] = ghost::sum_lanes<D, kLanes>(sums[a][b]);
+          }
+        }
+      }
+    }
+  }
+  // One group's squares of one sample, and what rounding can hide in them.
+  template <class F>
+  DPK_INLINE double squares(const SpectralWhitened<F>& call, const double* x, const double* g,
+                            std::int64_t channels, Powers& powers, double& hidden) const {
+    const auto power = [&](const double* gram, std::int64_t k) {
+      return gram[2 * k * rows + 2 * k] + gram[(2 * k + 1) * rows + 2 * k + 1];
+    };
+    double total = 0, most = 0;
+    const double* factor = factors.data();
+    for (std::int64_t k = 0; k < K; ++k) {
+      const double of_x = power(x, k), of_g = power(g, k);
+      powers.kept += call.weights[k] * of_x * of_g;
+      powers.x_most = std::max(powers.x_most, of_x);
+      powers.g_most = std::max(powers.g_most, of_g);
+      most += sizes[static_cast<std::size_t>(k)] * std::sqrt(of_x * of_g);
+      for (std::int64_t l = k; l < K; ++l, factor += 4) {
+        const std::int64_t real = 2 * (k * rows + l), imaginary = real + rows;
+        const double qx = x[real] - x[imaginary + 1], qx_im = x[real + 1] + x[imaginary];
+        const double px = x[real] + x[imaginary + 1], px_im = x[imaginary] - x[real + 1];
+        const double qg = g[real] - g[imaginary + 1], qg_im = g[real + 1] + g[imaginary];
+        const double pg = g[real] + g[imaginary + 1], pg_im = g[imaginary] - g[real + 1];
+        total += factor[0] * (qg * qx + qg_im * qx_im) - factor[1] * (qg * qx_im - qg_im * qx) +
+                 factor[2] * (pg * px + pg_im * px_im) - factor[3] * (pg * px_im - pg_im * px);
+      }
+    }
+    const double count = static_cast<double>(call.E + call.N);
+    const double terms = static_cast<double>(channels + K * K) + count + 48;
+    hidden += 3 * terms * 0x1p-53 * most * most;
+    return total;
+  }
+};
+
 // Squares of the rows and columns of x that outputs use.
 template <class F>
 double square_of_maps(const F* from, std::int64_t channels, std::int64_t height, std::int64_t width,
@@ -278,8 +406,12 @@ double square_of_maps(const F* from, std::int64_t channels, std::int64_t height,
 }
 
 template <class F>
-double from_above(const SpectralWhitened<F>& call, double square, const Powers& powers,
-                  double x_square, double g_square) {
+double from_above(const SpectralWhitened<F>& call, std::int64_t b, double square,
+                  const Powers& powers) {
+  const double x_square = square_of_maps(call.x + b * call.C * call.H * call.W, call.C, call.H,
+                                         call.W, call.rows, call.columns);
+  const double g_square =
+      square_of_maps(call.g + b * call.O * call.Y * call.X, call.O, call.Y, call.X, call.Y, call.X);
   constexpr bool kNarrow = sizeof(F) == 4;
   constexpr double kLeast = kNarrow ? 0x1p-80 : 0x1p-400, kMost = kNarrow ? 0x1p100 : 0x1p400;
   constexpr double kSums = 1 + 0x1p-10;  // powers are summed in F
@@ -308,6 +440,37 @@ double from_above(const SpectralWhitened<F>& call, double square, const Powers& 
   return norm * norm * (1 + (terms + 64) * 0x1p-52);
 }
 
+template <class F>
+void by_gram_matrices(const SpectralWhitened<F>& call, int threads) {
+  const Grams grams(call);
+  const std::int64_t outs = call.O / call.groups, ins = call.C / call.groups;
+  const std::int64_t x_length = round_up(ins, Grams::kLanes);
+  const std::int64_t g_length = round_up(outs, Grams::kLanes);
+  const std::int64_t x_size = grams.rows * x_length, g_size = grams.rows * g_length;
+  parallel_for(call.B, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    double* const x_rows = scratch<double, 4>(x_size + g_size + 2 * grams.rows * grams.rows);
+    double *const g_rows = x_rows + x_size, *const x_gram = g_rows + g_size;
+    double* const g_gram = x_gram + grams.rows * grams.rows;
+    for (std::int64_t b = begin; b < end; ++b) {
+      double square = 0, hidden = 0;
+      Powers powers;
+      for (std::int64_t group = 0; group < call.groups; ++group) {
+        versioned([&]() DPK_INLINE {
+          grams.pack(Bins<F>{call.x_bins, call.B, call.C, group * ins, ins, nullptr}, b, x_length,
+                     x_rows);
+          grams.pack(Bins<F>{call.g_bins, call.B, call.O, group * outs, outs, nullptr}, b, g_length,
+                     g_rows);
+          grams.multiply(x_rows, x_length, x_gram);
+          grams.multiply(g_rows, g_length, g_gram);
+          square += grams.squares(call, x_gram, g_gram, ins + outs, powers, hidden);
+        });
+      }
+      const double above = (square < 0 ? 0 : square) + hidden;
+      call.squares[b] = from_above(call, b, above, powers);
+    }
+  });
+}
+
 }  // namespace
 
 template <class F>
@@ -321,6 +484,8 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
   // Turned, Im Z has the other sign.
   const Tables<F> tables{
       {call.even, call.E, K, F{1}}, {call.odd, call.N, K, turned ? F{-1} : F{1}}, call.odd_from};
+  const bool by_grams = sizeof(F) == 4 && Grams::cheaper(K, ins, outs, call.E + call.N);
+  if (by_grams) return by_gram_matrices(call, threads);
   const std::int64_t x_size = panels(ins) * 2 * K * lanes, g_size = panels(outs) * 2 * K * lanes;
   const std::int64_t z_size = 2 * kChunk * 4 * lanes, y_size = 4 * tables.rows() * lanes;
   const std::int64_t blocks = (call.B + kSamples - 1) / kSamples;
@@ -358,12 +523,7 @@ void spectral_whitened(const SpectralWhitened<F>& call, int threads) {
         });
       }
       for (std::int64_t i = 0; i < used; ++i) {
-        const std::int64_t b = first + i;
-        const double x_square = square_of_maps(call.x + b * call.C * call.H * call.W, call.C,
-                                               call.H, call.W, call.rows, call.columns);
-        const double g_square = square_of_maps(call.g + b * call.O * call.Y * call.X, call.O,
-                                               call.Y, call.X, call.Y, call.X);
-        call.squares[b] = from_above(call, squares[i], powers[i], x_square, g_square);
+        call.squares[first + i] = from_above(call, first + i, squares[i], powers[i]);
       }
     }
   });

@@ -16,6 +16,8 @@ from dpkern.ops.spectral import Band, pencil
 from dpkern.ops.spectral._basis import FLOAT_RANK, RANK
 from dpkern.ops.spectral._spectra import Grid
 from dpkern.ops.spectral._whitened_plan import Matrix, WhitenedPlan, halves, whitened_plan
+from dpkern.ops.spectral.bins import kept_bins
+from dpkern.ops.spectral.whitened_bins import by_grams
 from tests.ops.spectral_cases import Case
 from tests.ops.test_spectral_bound import DRAWS, GRIDS, Draw, apart, constants
 
@@ -23,6 +25,12 @@ pytestmark = pytest.mark.skipif(
     "cpu" not in testing.available_backends(), reason="the compiled kernels are not built"
 )
 KINDS = ("shells", "rectangle", "authors_slice")
+WIDE = [
+    Case(48, 40, (2, 2), (3, 3), 1, 1, 1, 1, "padded"),
+    Case(64, 32, (3, 3), (3, 3), 1, 0, 1, 1, "least"),
+    Case(80, 64, (4, 3), (2, 2), 1, 0, 1, 2, "fast"),
+]
+"""Few bins and many channels: their norms are Gram matrices over channels."""
 
 
 def matrices(case: Case, band: Band) -> list[Tensor]:
@@ -71,10 +79,27 @@ def test_no_norm_is_under_reported(case: Case, draw: Draw) -> None:
     assert min(shares(case, draw, torch.float32)) >= 1 - 1e-12
 
 
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("case", WIDE, ids=lambda case: case.name)
+def test_no_norm_of_many_channels_is_under_reported(case: Case, draw: Draw) -> None:
+    """Eight kinds of operands on three grids, 96 samples, three bands, three matrices: 20 736."""
+    assert min(shares(case, draw, torch.float32)) >= 1 - 1e-12
+
+
+def test_many_channels_are_summed_in_gram_matrices() -> None:
+    for case in WIDE:
+        band = Band(case.size, KINDS[0], 0.4)
+        groups, bins = case.groups, len(kept_bins(band))
+        for matrix in matrices(case, band):
+            sizes = bins, case.ins // groups, case.outs // groups, len(matrix)
+            assert by_grams(*sizes)
+            assert not by_grams(10 * sizes[0], *sizes[1:])
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_norms_of_ordinary_operands_are_close(backend: str) -> None:
     normal = DRAWS[0]
-    for case in GRIDS[:-1] if backend == "cpu" else GRIDS[:3]:
+    for case in GRIDS[:-1] + WIDE if backend == "cpu" else GRIDS[:3]:
         assert max(shares(case, normal, torch.float32, backend)) <= 1 + 5e-3
         least, *_, most = sorted(shares(case, normal, torch.float64, backend))
         assert least >= 1 - 1e-9
@@ -121,6 +146,25 @@ def test_the_bound_of_products_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert min(shares(case, whole, torch.float32)) >= 1 - 1e-12
 
 
+def test_the_bound_of_gram_matrices_holds_where_coordinates_cancel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exact bins of large values outside the taps: nothing but the sums' own bound covers them."""
+    case = Case(64, 64, (4, 4), (2, 2), 1, 0, 1, 1, "padded")
+    band = Band(case.size, "shells", 1.0)
+    x, g = (torch.randint(-9, 10, t.shape).float() for t in case.operands(64, torch.float32))
+    x[:, :, 2:, 2:] *= 2.0**16
+    g[:, :, 1:] = g[:, :, :, 1:] = 0
+    weakened(monkeypatch, 1e9, 1e9)
+    for matrix in matrices(case, band):
+        assert by_grams(len(kept_bins(band)), 64, 64, len(matrix))
+        want = exact(case, x, g, matrix, band)
+        *_, squares = spectral.whitened_bins(x, g, matrix, band=band, backend="cpu", **case.sizes)
+        ratio = squares.sqrt() / want
+        assert float(ratio.min()) >= 1 - 1e-8
+        assert float(ratio.max()) <= 1 + 1e-2
+
+
 def test_even_and_odd_rows_have_the_norms_of_the_matrix() -> None:
     band = Band((14, 14), "shells", 0.3)
     signal = pencil(band, (5, 5), (1, 1), 1.0, 1.0, "mask", RANK).signal
@@ -148,7 +192,7 @@ def test_rows_that_are_neither_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sample_has_the_same_bits_alone_and_with_any_threads(dtype: torch.dtype) -> None:
-    for case in GRIDS[:-1]:
+    for case in GRIDS[:-1] + WIDE:
         x, g = case.operands(19, dtype)
         x[5], g[7] = 0, 2.0**-140
         band = case.band()

@@ -215,6 +215,20 @@ def norm_by_bins(
 # Picoseconds of each product, as measured with AVX-512 on one core; only their ratios matter.
 _COORDINATES, _TRANSFORMS, _SUMS, _PACKED = 25, 40, 17, 1200
 _GRADIENTS, _FILTERS, _DOUBLE = 22, 37, 100
+_LANES = 16
+
+
+def by_grams(bins: int, ins: int, outs: int, rank: int) -> bool:
+    """Whether Gram matrices over channels take less time than the channel pairs of a group.
+
+    It is ``Grams::cheaper`` in ``csrc/cpu/spectral_whitened.cpp``.
+    """
+    return 2 * _gram_work(bins, ins, outs) < ins * outs * bins * (rank + 4) // _LANES
+
+
+def _gram_work(bins: int, ins: int, outs: int) -> int:
+    """Return products of 8 lanes of float64, those that add up lanes included."""
+    return 2 * bins**2 * (-(-ins // 8) + -(-outs // 8) + 16)
 
 
 @lru_cache(maxsize=256)
@@ -226,8 +240,13 @@ def _by_bins(layer: ConvolutionGrid, rank: int, band: Band) -> bool:
     pairs, bins = ins * outs // geometry.groups, len(kept_bins(band))
     if 2 * bins < geometry.positions:
         return True
+    sizes = bins, ins // geometry.groups, outs // geometry.groups, rank
+    coordinates = pairs * bins * (rank + 4)
+    if by_grams(*sizes):
+        coordinates = 2 * _LANES * geometry.groups * _gram_work(*sizes[:3])
     by_bins = (
-        pairs * bins * ((rank + 4) * _COORDINATES + 4 * _SUMS)
+        coordinates * _COORDINATES
+        + pairs * bins * 4 * _SUMS
         + transform_products(grid) * _TRANSFORMS
         + bins * (ins + outs) * _PACKED
     )
