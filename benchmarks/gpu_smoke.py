@@ -163,6 +163,13 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "ghost.group_norm_backward": lambda: ghost.group_norm_backward(
             rows(3), rows(3), stats, stats, t(7), **on
         ),
+        "ghost.rounded_gradient": lambda: ghost.rounded_gradient(
+            rows(21).bfloat16(), rows(40).bfloat16(), **on
+        ),
+        "ghost.rounded_sum": lambda: t.into(
+            *(40, 21),
+            run=lambda o: ghost.rounded_sum(t(BATCH, 40, 21).bfloat16(), t.factors, o, **on),
+        ),
         "ghost.conv_norm": lambda: ghost.conv_norm(*channels(), **conv, **on),
         "ghost.conv_gradient": lambda: ghost.conv_gradient(*channels(), **conv, **on),
         "ghost.conv_sum": lambda: t.into(

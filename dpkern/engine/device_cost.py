@@ -7,10 +7,10 @@ A way's time is its products at the speed of a product, plus its traffic at the 
 
 with ``F = 2 B T P`` FLOPs of a product (B samples, T positions, P entries of a gradient), N those
 of the norm, ``held`` bytes of operands and G bytes of gradients. Gradients of linear layers are the
-library's batched product, at speed K, and are stored and read for the norm and for the sum (r = 3);
-those of convolutions are ours, whose product takes the norm as well (r = 2), and a copy of the
-input with its channels innermost is made and read. Nothing overlaps here, which makes materialized
-gradients look slower than they are.
+library's batched product, at speed K, and are stored and read for the norm and for the sum (r = 3),
+in 16 bits where operands are bfloat16. Those of convolutions are ours, whose product takes the norm
+as well (r = 2), and a copy of the input with its channels innermost is made and read. Nothing
+overlaps here, which makes materialized gradients look slower than they are.
 
 Our products on tensor cores are bound by what the second-level cache gives them: a tile of r rows
 and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads.
@@ -91,7 +91,7 @@ class Work:
         dtype = record.g.dtype if record.a.dtype is record.g.dtype else record.dtype
         speed = _speed(dtype, p, d)
         library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
-        sizes = record.held_bytes, record.gradient_bytes
+        sizes = record.held_bytes, record.gradient_bytes // (2 if record.rounded else 1)
         return cls(product, norm, *sizes, speed, library, 3)
 
     @classmethod

@@ -196,6 +196,45 @@ class ExplicitGradients(PerSampleGradients):
 
 
 @dataclass
+class RoundedGradients(PerSampleGradients):
+    """Materialized gradients ``[B, p, d]`` in the 16 bits of their operands, with their squares."""
+
+    grads: Tensor
+    squares: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.grads.shape[1:])
+
+    @property
+    def batch(self) -> int:
+        return int(self.grads.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
+    def squared_norms(self) -> Tensor:
+        return self.squares
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.rounded_sum(self.grads, factors, out)
+
+    def per_sample(self) -> Tensor:
+        return to_sum_dtype(self.grads)
+
+    def part(self, samples: slice) -> RoundedGradients:
+        return RoundedGradients(self.grads[samples], self.squares[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.grads.dtype)
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        return 1, rows_l1(self.grads.flatten(1))
+
+
+@dataclass
 class LinearGradients(PerSampleGradients):
     """Gradients of a linear layer: ``grad_b = sum_t g[b, t] (x) a[b, t]``.
 
@@ -239,6 +278,20 @@ class LinearGradients(PerSampleGradients):
     def materialize(self) -> ExplicitGradients:
         """Return the materialized gradients, with their squared norms."""
         return ExplicitGradients(*ghost.linear_gradient(*operands(self.a, self.g)))
+
+    @property
+    def rounded(self) -> bool:
+        """Whether gradients that are kept for a float sum are rounded to their operands' 16 bits.
+
+        It is so for bfloat16 on devices, whose range is that of float32; a CPU multiplies wider
+        copies.
+        """
+        kept = self.a.device.type in KEPT_IN_16_BITS or self.a.is_meta
+        return kept and self.a.dtype is self.g.dtype is torch.bfloat16
+
+    def materialize_rounded(self) -> RoundedGradients:
+        """Return the gradients in 16 bits, with the squared norms of what is stored."""
+        return RoundedGradients(*ghost.rounded_gradient(*operands(self.a, self.g)))
 
     def part(self, samples: slice) -> LinearGradients:
         return LinearGradients(self.a[samples], self.g[samples])

@@ -22,6 +22,7 @@ from .per_sample_gradients import (
     ExplicitGradients,
     LinearGradients,
     PerSampleGradients,
+    RoundedGradients,
 )
 
 SHARE = 0.25
@@ -72,11 +73,15 @@ class KeepBudget:
         """
         if not isinstance(record, (LinearGradients, ConvolutionGradients)):
             return record
-        extra = max(0, record.gradient_bytes - record.held_bytes)
+        linear = record if isinstance(record, LinearGradients) else None
+        # Exact arithmetic lets nothing depend on the batch, and truncates float32 gradients.
+        rounded = linear is not None and linear.rounded and bool(self.cached) and not written
+        stored = record.gradient_bytes // (2 if rounded else 1)
+        extra = max(0, stored - record.held_bytes)
         worth = worth_writing(record) if written else worth_keeping(record, self.cached)
         if self.used + extra > self.bytes_on(record.device) or not worth:
             return record
-        made = _materialized(record)
+        made = _materialized(record, rounded)
         if made is None:
             return record
         self.used += extra
@@ -88,9 +93,13 @@ class KeepBudget:
         self.used = 0
 
 
-def _materialized(record: LinearGradients | ConvolutionGradients) -> ExplicitGradients | None:
+def _materialized(
+    record: LinearGradients | ConvolutionGradients, rounded: bool
+) -> ExplicitGradients | RoundedGradients | None:
     """Return the gradients, or None if a device has no room for them: the norm alone needs none."""
     try:
+        if rounded and isinstance(record, LinearGradients):
+            return record.materialize_rounded()
         return record.materialize()
     except torch.OutOfMemoryError:
         return None

@@ -24,6 +24,7 @@ from .per_sample_gradients import (
     ExplicitGradients,
     LinearGradients,
     PerSampleGradients,
+    RoundedGradients,
     to_sum_dtype_dense,
 )
 
@@ -42,7 +43,7 @@ def scaled_square(record: PerSampleGradients, each: Tensor, shift: Tensor | None
         record: the gradients.
         each, shift: float64, of the parameter's shape.
     """
-    exists = isinstance(record, ExplicitGradients)
+    exists = isinstance(record, (ExplicitGradients, RoundedGradients))
     entries = _Entries(each, shift)
     norms = record.by_pieces(
         lambda piece: entries.norms(piece if exists else _in_float64(piece)),

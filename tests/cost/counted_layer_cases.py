@@ -69,6 +69,11 @@ def linear_sum(draw: Draw) -> Call:
     return (*operands, draw.factors(batch), draw.tensor(p, d)), {}
 
 
+def rounded_sum(draw: Draw) -> Call:
+    batch, d, p = draw.size(0, 5), *draw.sizes(9, 9)
+    return (draw.tensor(batch, p, d), draw.factors(batch), draw.tensor(p, d)), {}
+
+
 def matmul(draw: Draw) -> Call:
     rows, inner, columns = draw.size(0, 9), *draw.sizes(9, 9)
     w = draw.tensor(columns, inner).t() if draw.chance() else draw.tensor(inner, columns)
@@ -357,4 +362,6 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.tied_integer_sum": tied_integer_sum,
     "ghost.tied_sum_error": tied_cross,
     "spectral.whitened_bins": whitened_bins,
+    "ghost.rounded_gradient": linear_gradient,
+    "ghost.rounded_sum": rounded_sum,
 }

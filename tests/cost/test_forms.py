@@ -37,6 +37,8 @@ RECORD = {
     "spectral.conv_bins": (14768, 22112, 91846, 0),
     "spectral.bins_sum": (9644, 1224, 17596, 0),
     "spectral.filtered": (5276, 9600, 47462, 0),
+    "ghost.rounded_gradient": (5136, 2800, 5131, 0),
+    "ghost.rounded_sum": (3804, 1324, 782, 0),
     "spectral.whitened_bins": (22572, 31448, 136910, 0),
     "spectral.whitened_norm": (18080, 280, 26006, 0),
     "spectral.circulant_norm": (20988, 320, 56986, 0),

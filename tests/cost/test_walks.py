@@ -41,6 +41,8 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "ghost.contract": {"sums": ("mm", "dot", "add_")},
     "ghost.linear_norm": {"gradients": ("bmm",), "squares": ("pow 0", "sum 1:3")},
     "ghost.linear_gradient": {"gradients": ("bmm",), "squares": ("pow", "sum", "mul")},
+    "ghost.rounded_gradient": {"gradients": ("bmm",), "squares": ("pow", "sum", "mul")},
+    "ghost.rounded_sum": {"sums": ("mm", "add_")},
     "ghost.linear_sum": {"scaling": ("mul",), "sums": ("mm", "add_")},
     "ghost.explicit_integer_sum": {"scaling": ("mul",), "sums": ("sum", "add_")},
     "ghost.linear_integer_sum": {"scaling, products": ("mul", "bmm"), "sums": ("sum", "add_")},

@@ -162,6 +162,13 @@ MECHANISMS: dict[str, tuple[Callable[[Mechanism], Tensor], Callable[[], Mechanis
 }
 
 
+def test_layers_in_bfloat16_keep_gradients_in_16_bits() -> None:
+    _, calls = walked("gpt2", steps=1, keep_budget=1 << 30)
+    assert {"ghost.rounded_gradient", "ghost.rounded_sum"} <= {*calls.of("cuda")}
+    _, calls = walked("gpt2", steps=1, arithmetic="exact")
+    assert not [op for op, _ in calls.count if "rounded" in op]
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_mechanisms_have_device_kernels_and_release_what_the_cpu_does(name: str) -> None:
     run, make = MECHANISMS[name]

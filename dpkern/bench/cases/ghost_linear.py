@@ -32,4 +32,10 @@ FACTS = {
     ),
     "ghost.linear_sum": Facts(timed={**LAYERS, **PERCEPTRON}),
     "ghost.linear_sum_error": Facts(rounded_alike=True, timed=GRADIENTS),
+    "ghost.rounded_gradient": Facts(timed=GRADIENTS),
+    "ghost.rounded_sum": Facts(
+        timed={
+            name: {n: s for n, s in sizes.items() if n != "T"} for name, sizes in GRADIENTS.items()
+        }
+    ),
 }

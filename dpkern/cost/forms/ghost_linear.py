@@ -68,6 +68,42 @@ def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     )
 
 
+def rounded_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
+    """Count ``ghost.rounded_gradient``."""
+    (batch, positions, d), p = a.shape, g.shape[2]
+    entries = batch * d * p
+    return itemised(
+        [(a.numel() + g.numel(), a.dtype)],
+        [(entries, a.dtype), (batch, WIDE)],
+        walked=("gradients", "squares"),
+        widened=summed(a.dtype, a.numel() + g.numel()),
+        gradients=dots(positions * entries),
+        squares=widened(a.dtype, entries) + dots(entries) + Counts(MUL=batch),
+    )
+
+
+def rounded_sum(
+    grads: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    used: int | None = None,
+    **_: Any,
+) -> Itemised:
+    """Count ``ghost.rounded_sum``; ``used`` counts nonzero factors; None reads the factors."""
+    batch, entries = len(factors), out.numel()
+    used = _values.count_used_samples(factors) if used is None else used
+    touched = entries if used else 0
+    return itemised(
+        [(used * entries, grads.dtype), (batch + touched, factors.dtype)],
+        [(touched, out.dtype)],
+        walked=("sums",),
+        tests=Counts(CMP=batch),
+        widened=summed(grads.dtype, used * entries),
+        sums=dots(used * entries),
+    )
+
+
 def linear_sum(
     a: torch.Tensor,
     g: torch.Tensor,
@@ -113,5 +149,7 @@ FORMS: dict[str, Form] = {
     "ghost.linear_norm": linear_norm,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,
+    "ghost.rounded_gradient": rounded_gradient,
+    "ghost.rounded_sum": rounded_sum,
     "product.matmul": matmul,
 }

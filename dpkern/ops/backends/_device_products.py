@@ -58,11 +58,42 @@ def linear_gradient(
     return grads, _launch_explicit.explicit_norm(on, [grads]).mul_(_SQUARES)
 
 
+@torch.no_grad()
+def rounded_gradient(
+    on: Device, a: torch.Tensor, g: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the library's product, whose float32 sums are rounded to 16 bits at last."""
+    kind = a.device.type
+    casts = torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if casts else nullcontext():
+        left, right = aligned_rows(g.detach()).transpose(1, 2), aligned_rows(a.detach())
+        if g.is_cuda or g.dtype not in SIXTEEN:
+            grads = torch.bmm(left, right)
+        else:  # emulated
+            grads = torch.bmm(left.float(), right.float()).to(g.dtype)
+    return grads, _launch_explicit.explicit_norm(on, [grads]).mul_(_SQUARES)
+
+
+@torch.no_grad()
+def rounded_sum(on: Device, grads: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
+    _launch_explicit.contract(on, [grads], factors, [out])
+
+
+def _refuse_rounded(on: Device, a: torch.Tensor, *_: Any, **__: Any) -> str | None:
+    if a.dtype is torch.float16:
+        return "has no float16 gradients"
+    return refuse_first(on, a)
+
+
 def _refuse(on: Device, a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
     if a.dtype in SIXTEEN and not hasattr(torch.ops.aten.bmm, "dtype"):
         return "needs a torch whose products of 16-bit operands are float32 (2.8)"
     return refuse_first(on, a)
 
 
-KERNELS: Rows = (("ghost.linear_gradient", linear_gradient, _refuse),)
+KERNELS: Rows = (
+    ("ghost.linear_gradient", linear_gradient, _refuse),
+    ("ghost.rounded_gradient", rounded_gradient, _refuse_rounded),
+    ("ghost.rounded_sum", rounded_sum, _refuse_rounded),
+)
 """``(op, run, refuse)``."""

@@ -23,7 +23,7 @@ from ._start import Device, Rows
 
 Tensors = Sequence[torch.Tensor]
 
-_GRADS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "Bfloat16"}
+GRADS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "Bfloat16"}
 _SUMS = {Arithmetic.exact32: "std::int32_t", Arithmetic.exact64: "std::int64_t"}
 
 
@@ -41,7 +41,7 @@ def _run(
     """
     batch, count = request.batch_size, len(request.tensors)
     device = request.tensors[0].device
-    grad = _GRADS[request.tensors[0].dtype]
+    grad = GRADS[request.tensors[0].dtype]
     value = dict(table.GRADS)[grad]
     exact = arithmetic in _SUMS
     with _device.guard(device) as cuda:

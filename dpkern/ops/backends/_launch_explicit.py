@@ -12,7 +12,7 @@ from ...base import layouts
 from ...base.memory import memory_order
 from . import _device, _tables
 from . import _kernels as table
-from ._launch_clip import add_rows
+from ._launch_clip import GRADS, add_rows
 from ._launch_noise import FLOATS
 from ._start import Device, Rows, refuse_first
 
@@ -26,8 +26,8 @@ def explicit_norm(on: Device, grads: Tensors) -> torch.Tensor:
         chunks = int(rows["chunks"])
         squares = torch.zeros(batch, dtype=torch.float64, device=device)
         partial = torch.empty(batch, chunks, dtype=torch.float64, device=device)
-        value = FLOATS[grads[0].dtype]
-        on.start(table.POWER, (value,), cuda, all=rows, p=2, partial=partial)
+        grad = GRADS[grads[0].dtype]
+        on.start(table.POWER, (grad,), cuda, all=rows, p=2, partial=partial)
         sizes = {"chunks": chunks, "batch": batch}
         on.start(table.SQUARE, (), cuda, partial=partial, squares=squares, **sizes)
     return squares
@@ -84,7 +84,9 @@ def contract(
         room = _device.Workspace({"sums": table.partial_sums(rows, value)}, device)
         weights = _tables.one(layouts.FACTORS, of=factors.data_ptr(), row_stride=1)
         powers = _tables.one(layouts.POWERS)
-        add_rows(on, (value, value, value), cuda, rows, weights, room["sums"], powers)
+        add_rows(
+            on, (GRADS[grads[0].dtype], value, value), cuda, rows, weights, room["sums"], powers
+        )
     for part, out, total in zip(grads, outs, flat, strict=True):
         if total is out:
             increment_version(out)

@@ -21,6 +21,7 @@ from .linear import (
     linear_sum,
     linear_sum_error,
 )
+from .rounded import rounded_gradient, rounded_sum
 
 __all__ = [
     "clip_factors",
@@ -43,6 +44,8 @@ __all__ = [
     "linear_sum",
     "linear_sum_error",
     "rms_norm_backward",
+    "rounded_gradient",
+    "rounded_sum",
     "tied_cross",
     "tied_integer_sum",
     "tied_sum_error",

@@ -31,6 +31,7 @@ LINEAR = {
     "narrow": (2, 1024, 64, 10),
     "odd": (3, 77, 33, 20),
     "short": (3, 8, 64, 64),
+    "pair": (3, 2, 64, 64),
     "one": (3, 1, 64, 10),
 }
 """Batch, positions, input and output features."""
@@ -88,6 +89,10 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
         yield _name("linear_norm", f"{name}-{route}", dtype), norm
     given = {"backend": "triton"}
     yield _name("linear_gradient", name, dtype), partial(ghost.linear_gradient, a, g, **given)
+    yield _name("rounded_gradient", name, dtype), partial(ghost.rounded_gradient, a, g, **given)
+    rounded = torch.zeros(batch, p, d, dtype=dtype)
+    total = partial(ghost.rounded_sum, rounded, factors, out, **given)
+    yield _name("rounded_sum", name, dtype), total
     yield _name("linear_sum", name, dtype), partial(ghost.linear_sum, a, g, factors, out, **given)
 
 

@@ -108,8 +108,9 @@ def direct_kernel(
     place = unit * row_tiles * column_tiles + tile
     if KEEP:
         entry = (unit * rows + i)[:, None] * columns + j[None, :]
-        tl.store(grads + entry, total, mask=(i < rows)[:, None] & (j < columns)[None, :])
-        wide = total.to(tl.float64)
+        stored = total.to(grads.dtype.element_ty)
+        tl.store(grads + entry, stored, mask=(i < rows)[:, None] & (j < columns)[None, :])
+        wide = stored.to(tl.float64)
         tl.store(squares + place, tl.sum(tl.sum(wide * wide, 1)))
     else:
         tl.store(squares + place, tl.sum(tl.sum(total * total, 1).to(tl.float64)))

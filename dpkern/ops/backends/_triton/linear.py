@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from . import direct, gram, weighted
+from ...ghost._bounds import of_sums
+from . import direct, gram, rows, weighted
 from .operands import Operands, too_large
 
 
@@ -17,6 +18,10 @@ def _refuse(a: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
 
 def _refuse_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
     return _refuse(a, g) or direct.too_long(a, a.shape[1])
+
+
+def _never(*_: Any, **__: Any) -> None:
+    return None
 
 
 def _norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto") -> torch.Tensor:
@@ -33,11 +38,25 @@ def _norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto") -> torch.Ten
 
 
 def _gradient(a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    operands = Operands.linear(a, g)
-    grads = a.new_zeros(a.shape[0], g.shape[2], a.shape[2], dtype=operands.sums)
+    return _stored(Operands.linear(a, g), of_sums(a.dtype))
+
+
+def _rounded_gradient(a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _stored(Operands.linear(a, g), a.dtype)
+
+
+def _stored(operands: Operands, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gradients of this type, and their squares."""
+    shape = operands.batch, operands.rows, operands.columns
+    grads = operands.a.new_zeros(shape, dtype=dtype)
     if operands.empty:
-        return grads, grads.new_zeros(a.shape[0], dtype=torch.float64)
+        return grads, grads.new_zeros(operands.batch, dtype=torch.float64)
     return grads, direct.gradients(operands, grads)
+
+
+def _rounded_sum(grads: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
+    rows.add_rows(grads, factors, out.numel(), out)
+    increment_version(out)
 
 
 def _sum(
@@ -56,5 +75,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _norm, _refuse_norm),
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
+    ("ghost.rounded_gradient", _rounded_gradient, _refuse),
+    ("ghost.rounded_sum", _rounded_sum, _never),
 )
 """``(op, run, refuse)``."""
