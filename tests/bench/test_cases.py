@@ -16,7 +16,7 @@ from dpkern.base.errors import BackendError
 from dpkern.bench import suite
 from dpkern.bench.case import SIZES, timed_cases
 from dpkern.bench.cases import FACTS
-from dpkern.bench.formulations import FORMULATIONS, WITHOUT
+from dpkern.bench.formulations import FORMULATIONS, WITHOUT, formulations_of
 from dpkern.bench.measure import BenchSettings, checked_formulations, measure, screened, verify
 from dpkern.bench.outcome import changed, tensors_in
 from dpkern.bench.paired import StopRule
@@ -106,11 +106,27 @@ def test_hopeless_formulations_are_looked_at_once() -> None:
     assert screened({}, torch.device("cpu")) == ({}, {})
 
 
-def test_every_op_has_formulations_or_says_why_not() -> None:
+def test_every_op_has_formulations_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*FORMULATIONS, *WITHOUT} == OPS.keys()
     assert not FORMULATIONS.keys() & WITHOUT.keys()
+    monkeypatch.delitem(FORMULATIONS, "ghost.linear_sum_error")
+    monkeypatch.setitem(WITHOUT, "ghost.linear_sum_error", "a reason")
     row = measure(_tiny("ghost.linear_sum_error"), "cpu", ONE_LOOK)
-    assert row["no torch"] == WITHOUT["ghost.linear_sum_error"]
+    assert row["no torch"] == "a reason"
+    assert row["torch"] is None
+
+
+@pytest.mark.parametrize("name", sorted(FORMULATIONS))
+def test_every_case_has_two_formulations_of_different_names(name: str) -> None:
+    for case in timed_cases(OPS[name], FACTS[name], ("tiny", "typical")):
+        names = [one.name for one in formulations_of(case)]
+        assert len(names) >= 2, case
+        assert len(set(names)) == len(names), names
+
+
+def test_large_whitened_gradients_are_as_large_as_their_case_says() -> None:
+    large = timed_cases(OPS["spectral.whitened_norm"], FACTS["spectral.whitened_norm"], ("large",))
+    assert large[0].arguments()["grads"].shape == (64, 64, 64, 9)
 
 
 def test_ops_that_a_selection_names_and_does_not_measure_are_listed() -> None:

@@ -35,8 +35,8 @@ def _taps(call: Call) -> tuple[int, ...]:
 
 
 def _whitened(call: Call) -> tuple[int, ...]:
-    sizes = call.sizes
-    return sizes["B"], sizes.get("co", 3), sizes.get("ci", 2), sizes["taps"]
+    sizes, example = call.sizes, call.case.example
+    return sizes["B"], example.get("co", 3), example.get("ci", 2), sizes["taps"]
 
 
 def _padded(images: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +89,14 @@ FACTS = {
             "typical": {"B": 256, "T": 1, "q": 49, "p": 32, "d": 16},
             "large": {"B": 256, "T": 1, "q": 64, "p": 64, "d": 64},
             "typical, several positions": BLOCKS["typical"],
+        },
+    ),
+    "spectral.circulant_product": Facts(
+        positive=frozenset({"d"}),
+        timed={
+            "tiny": {"B": 4, "q": 2, "p": 2, "d": 8},
+            "typical": {"B": 256, "q": 98, "p": 64, "d": 8},
+            "large": {"B": 1024, "q": 64, "p": 64, "d": 64},
         },
     ),
     "spectral.circulant_sum": CIRCULANT,

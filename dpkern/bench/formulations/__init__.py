@@ -7,7 +7,20 @@ is checked against the reference first. Ops without an entry say in ``WITHOUT`` 
 from __future__ import annotations
 
 from ..case import Case
-from . import clip, coef, ghost, ghost_affine, ghost_rows, noise, recurrent, spectral, update
+from . import (
+    clip,
+    coef,
+    ghost,
+    ghost_affine,
+    ghost_errors,
+    ghost_rows,
+    ghost_tied,
+    noise,
+    recurrent,
+    spectral,
+    spectral_bins,
+    update,
+)
 from ._formulation import Formulation, with_compiled
 
 FORMULATIONS: dict[str, tuple[Formulation, ...]] = {
@@ -15,40 +28,17 @@ FORMULATIONS: dict[str, tuple[Formulation, ...]] = {
     **coef.FORMULATIONS,
     **ghost.FORMULATIONS,
     **ghost_affine.FORMULATIONS,
+    **ghost_errors.FORMULATIONS,
     **ghost_rows.FORMULATIONS,
+    **ghost_tied.FORMULATIONS,
     **noise.FORMULATIONS,
     **recurrent.FORMULATIONS,
     **spectral.FORMULATIONS,
+    **spectral_bins.FORMULATIONS,
     **update.FORMULATIONS,
 }
 
-_BOUND = (
-    "a proved bound on the rounding error of another op's sum; torch promises none, and only the "
-    "reference computes this one"
-)
-_UNITS = (
-    "every sample's entries are rounded towards zero in units before they are summed: without "
-    "gradients of each sample torch cannot, and explicit ones are ghost.explicit_integer_sum"
-)
-_CELL = (
-    "one pass makes the gates' gradients of every sample from kept activations; torch's backward "
-    "of a recurrent layer starts at its own forward pass and returns sums over samples"
-)
-_BINS = "kept bins of one filter, in a layout of dpkern's own that only spectral.bins_sum reads"
-WITHOUT = {
-    "ghost.conv_sum_error": _BOUND,
-    "ghost.linear_sum_error": _BOUND,
-    "ghost.tied_sum_error": _BOUND,
-    "ghost.embedding_integer_sum": _UNITS,
-    "ghost.tied_integer_sum": _UNITS,
-    "ghost.tied_cross": "nobody has written one yet: index_select and a product would do",
-    "recurrent.gru_backward": _CELL,
-    "recurrent.lstm_backward": _CELL,
-    "recurrent.rnn_backward": _CELL,
-    "spectral.bins_sum": _BINS,
-    "spectral.conv_bins": _BINS,
-    "spectral.whitened_bins": _BINS,
-}
+WITHOUT: dict[str, str] = {}
 """The reasons why ops have no formulation in torch; rows and pages say them."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 
+CHUNK = 1 << 15
+"""Numbers of a part whose buffers stay in a core's cache."""
 Fill = Callable[[torch.Tensor], torch.Tensor]
 """Writes noise of scale 1 into a tensor and returns it."""
 
@@ -83,10 +86,32 @@ def gaussian_of_generator(like: torch.Tensor) -> Fill:
     return lambda out: torch.randn(like.shape, out=out)
 
 
+def gaussian_by_words(like: torch.Tensor) -> Fill:
+    """Return Gaussian noise by the inverse of its distribution function, of halves of words."""
+    drawn, halves = words(like.numel(), torch.int32)
+    halves = halves.view(like.shape)
+    below_one = (1 - 2.0**-24) * 2.0**-31
+
+    def fill(out: torch.Tensor) -> torch.Tensor:
+        fill_words(drawn)
+        return torch.mul(halves, below_one, out=out).erfinv_().mul_(math.sqrt(2))
+
+    return fill
+
+
+def chunks(*tensors: torch.Tensor, size: int = CHUNK) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Return views of parts of tensors with as many numbers, in their order."""
+    return zip(*(torch.split(tensor.view(-1), size) for tensor in tensors), strict=True)
+
+
 LAPLACE = {
     "inverse distribution": laplace_by_inverse,
     "inverse distribution of words": laplace_by_words,
     "exponential with a sign": laplace_by_copysign,
     "two exponentials": laplace_by_exponentials,
 }
-GAUSSIAN = {"normal_": gaussian, "randn": gaussian_of_generator}
+GAUSSIAN = {
+    "normal_": gaussian,
+    "randn": gaussian_of_generator,
+    "inverse distribution of words": gaussian_by_words,
+}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ._formulation import Arguments, Formulation
+
+BLOCK = 1 << 17
+"""Numbers of a block whose buffers stay in a core's cache."""
 
 
 def _rows(args: Arguments) -> list[torch.Tensor]:
@@ -56,6 +60,31 @@ def _truncated(norms: Callable[[], torch.Tensor], args: Arguments) -> Callable[[
     return call
 
 
+def _truncated_by_blocks(rows_of_block: int | None, args: Arguments) -> Callable[[], Any]:
+    """Return the sum of blocks of samples, in buffers that stay in a core's cache."""
+    norms, rows = _norm_of_all(args), _rows(args)
+    bound, unit = args["max_grad_norm"], args["unit"]
+    outs = [o.flatten() for o in args["out"]]
+    each = rows_of_block or max(1, BLOCK // sum(part.shape[1] for part in rows))
+    blocks = [
+        (slice(first, first + each), part[first : first + each], out, scaled, whole)
+        for part, out in zip(rows, outs, strict=True)
+        for scaled in [part.new_empty(each, part.shape[1])]
+        for whole in [torch.empty(scaled.shape, dtype=torch.int32)]
+        for first in range(0, len(part), each)
+    ]
+
+    def call() -> None:
+        factors = (bound / norms()).clamp_(max=1.0).div_(unit)[:, None]
+        for some, part, out, scaled, whole in blocks:
+            count = len(part)
+            torch.mul(part, factors[some], out=scaled[:count])
+            whole[:count].copy_(scaled[:count])
+            out.add_(whole[0] if each == 1 else whole[:count].sum(0, dtype=torch.int32))
+
+    return call
+
+
 def _is_flat(args: Arguments) -> bool:
     return bool(args["style"] == "flat" and args["p"] == 2 and args["out"] is not None)
 
@@ -78,5 +107,7 @@ FORMULATIONS = {
         Formulation("einsum, addmv", lambda a: _clipped(_sum_of_squares(a), a), _is_float),
         Formulation("vector_norm, int32", lambda a: _truncated(_norm_of_all(a), a), _is_exact),
         Formulation("einsum, int32", lambda a: _truncated(_sum_of_squares(a), a), _is_exact),
+        Formulation("int32, block by block", partial(_truncated_by_blocks, None), _is_exact),
+        Formulation("int32, row by row", partial(_truncated_by_blocks, 1), _is_exact),
     ),
 }

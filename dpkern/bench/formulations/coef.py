@@ -8,29 +8,38 @@ from typing import Any
 
 import torch
 
-from ._draws import LAPLACE, Fill, laplace_by_inverse
+from ._draws import CHUNK, LAPLACE, Fill, chunks, laplace_by_inverse
 from ._formulation import Arguments, Formulation
 
 MakeFill = Callable[[torch.Tensor], Fill]
 
 
-def _coefficients(make: MakeFill, args: Arguments) -> Callable[[], tuple[Any, Any]]:
+def _coefficients(
+    make: MakeFill, args: Arguments, size: int | None = None
+) -> Callable[[], tuple[Any, Any]]:
+    """Return both coefficients, part by part of ``size`` numbers; None takes all at once."""
     x, noise = args["targets"], args["noise"]
     ahead, scale = noise.draws is not None, noise.scale
-    a1, a2, u, w = (torch.empty_like(x) for _ in range(4))
-    fill = make(x)
-    if ahead:
-        for drawn in (u, w):
-            fill(drawn)
+    a1, a2 = torch.empty_like(x), torch.empty_like(x)
+    count = x.numel() if size is None else min(size, x.numel())
+    drawn = torch.empty(count, dtype=x.dtype)
+    fill, quarter = make(drawn), torch.tensor(-0.25, dtype=x.dtype)
+    u, w = (make(x)(torch.empty_like(x)) for _ in range(2)) if ahead else (x, x)
+    parts = list(chunks(x, a1, a2, u, w, size=max(1, count)))
 
     def call() -> tuple[Any, Any]:
-        torch.sub(0.5, x, out=a1)
-        torch.mul(x, 0.5, out=a2).sub_(0.25)
-        a1.add_(u if ahead else fill(u), alpha=scale)
-        a2.add_(w if ahead else fill(w), alpha=scale)
+        for part, one, two, first, second in parts:
+            torch.sub(0.5, part, out=one)
+            one.add_(first if ahead else fill(drawn)[: len(part)], alpha=scale)
+            torch.add(quarter, part, alpha=0.5, out=two)
+            two.add_(second if ahead else fill(drawn)[: len(part)], alpha=scale)
         return a1, a2
 
     return call
+
+
+def _coefficients_in_chunks(make: MakeFill, args: Arguments) -> Callable[[], tuple[Any, Any]]:
+    return _coefficients(make, args, CHUNK)
 
 
 def _evaluated(make: MakeFill, args: Arguments) -> Callable[[], Any]:
@@ -41,6 +50,36 @@ def _evaluated(make: MakeFill, args: Arguments) -> Callable[[], Any]:
         a1, a2 = coefficients()
         torch.addcmul(a1, a2, z, out=product).mul_(z)
         return product.sum(1), torch.addcmul(a1, a2, z, value=2, out=slope)
+
+    return call
+
+
+def _evaluated_in_chunks(make: MakeFill, args: Arguments) -> Callable[[], Any]:
+    """Return value and slope of some records after the others, with coefficients in the cache."""
+    x, z, noise = args["targets"], args["z"], args["noise"]
+    each = max(1, CHUNK // max(1, x.shape[1]))
+    ahead = noise.draws is not None
+    value, slope = z.new_empty(len(z)), torch.empty_like(z)
+    first, second, product = (torch.empty_like(x[:each]) for _ in range(3))
+    fill, quarter = make(first), torch.tensor(-0.25, dtype=x.dtype)
+    u, w = (make(x)(torch.empty_like(x)) for _ in range(2)) if ahead else (x, x)
+    parts = list(zip(*(t.split(each) for t in (x, z, u, w, value, slope)), strict=True))
+
+    def call() -> Any:
+        for part, at, one, two, values, slopes in parts:
+            rows = len(part)
+            if ahead:
+                a1 = torch.mul(one, noise.scale, out=first[:rows])
+                a2 = torch.mul(two, noise.scale, out=second[:rows])
+            else:
+                a1 = fill(first).mul_(noise.scale)[:rows]
+                a2 = fill(second).mul_(noise.scale)[:rows]
+            a1.sub_(part).add_(0.5)
+            a2.add_(part, alpha=0.5).add_(quarter)
+            torch.addcmul(a1, a2, at, out=product[:rows])
+            torch.linalg.vecdot(product[:rows], at, out=values)
+            torch.addcmul(a1, a2, at, value=2, out=slopes)
+        return value, slope
 
     return call
 
@@ -75,18 +114,29 @@ def _drew_before(args: Arguments) -> bool:
 
 
 def _ways(
-    prepare: Callable[[MakeFill, Arguments], Callable[[], Any]], *before: Formulation
+    prepare: Callable[[MakeFill, Arguments], Callable[[], Any]],
+    in_chunks: Callable[[MakeFill, Arguments], Callable[[], Any]] | None = None,
 ) -> tuple[Formulation, ...]:
-    now = (
-        Formulation(name, partial(prepare, make), _draws_now, draws=True)
+    """Return a formulation for each way to draw, and for floats that were drawn before."""
+    if in_chunks is None:
+        return _draws(prepare)
+    return (
+        *_draws(prepare),
+        *_draws(in_chunks, ", in chunks"),
+        Formulation("add", partial(prepare, laplace_by_inverse), _drew_before, draws=True),
+        Formulation(
+            "add, in chunks", partial(in_chunks, laplace_by_inverse), _drew_before, draws=True
+        ),
+    )
+
+
+def _draws(
+    prepare: Callable[[MakeFill, Arguments], Callable[[], Any]], how: str = ""
+) -> tuple[Formulation, ...]:
+    return tuple(
+        Formulation(f"{name}{how}", partial(prepare, make), _draws_now, draws=True)
         for name, make in LAPLACE.items()
     )
-    return (*now, *before)
-
-
-def _added(prepare: Callable[[MakeFill, Arguments], Callable[[], Any]]) -> Formulation:
-    """Return the formulation that adds floats which were drawn before."""
-    return Formulation("add", partial(prepare, laplace_by_inverse), _drew_before, draws=True)
 
 
 def _in_one_expression(args: Arguments) -> Callable[[], Any]:
@@ -96,12 +146,48 @@ def _in_one_expression(args: Arguments) -> Callable[[], Any]:
     return lambda: ((0.5 - x).add_(u, alpha=scale), (x * 0.5 - 0.25).add_(w, alpha=scale))
 
 
+def _shifted(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noise that was drawn, scaled and shifted by both constants before."""
+    x, scale = args["targets"], args["noise"].scale
+    u, w = (laplace_by_inverse(x)(torch.empty_like(x)) for _ in range(2))
+    return u.mul_(scale).add_(0.5), w.mul_(scale).sub_(0.25)
+
+
+def _scaled_before(args: Arguments) -> Callable[[], tuple[Any, Any]]:
+    x, (u, w) = args["targets"], _shifted(args)
+    a1, a2 = torch.empty_like(x), torch.empty_like(x)
+    return lambda: (torch.sub(u, x, out=a1), torch.add(w, x, alpha=0.5, out=a2))
+
+
+def _evaluated_scaled_before(args: Arguments) -> Callable[[], Any]:
+    x, z, (u, w) = args["targets"], args["z"], _shifted(args)
+    each = max(1, CHUNK // max(1, x.shape[1]))
+    value, slope = z.new_empty(len(z)), torch.empty_like(z)
+    first, second, product = (torch.empty_like(x[:each]) for _ in range(3))
+    parts = list(zip(*(t.split(each) for t in (x, z, u, w, value, slope)), strict=True))
+
+    def call() -> Any:
+        for part, at, one, two, values, slopes in parts:
+            rows = len(part)
+            a1 = torch.sub(one, part, out=first[:rows])
+            a2 = torch.add(two, part, alpha=0.5, out=second[:rows])
+            torch.addcmul(a1, a2, at, out=product[:rows])
+            torch.linalg.vecdot(product[:rows], at, out=values)
+            torch.addcmul(a1, a2, at, value=2, out=slopes)
+        return value, slope
+
+    return call
+
+
 FORMULATIONS = {
     "coef.expanded": _ways(_expanded),
-    "coef.perturb": _ways(
-        _coefficients,
-        _added(_coefficients),
+    "coef.perturb": (
+        *_ways(_coefficients, _coefficients_in_chunks),
         Formulation("add, new tensors", _in_one_expression, _drew_before, draws=True),
+        Formulation("add, scaled before", _scaled_before, _drew_before, draws=True),
     ),
-    "coef.quadratic": _ways(_evaluated, _added(_evaluated)),
+    "coef.quadratic": (
+        *_ways(_evaluated, _evaluated_in_chunks),
+        Formulation("add, scaled before", _evaluated_scaled_before, _drew_before, draws=True),
+    ),
 }

@@ -135,6 +135,12 @@ def _weighted(args: Arguments) -> Call:
     return lambda: out.addmm_((g * factors[:, None, None]).flatten(0, 1).t(), rows)
 
 
+def _weighted_inputs(args: Arguments) -> Call:
+    a, factors, out = args["a"], args["factors"][:, None, None], args["out"]
+    rows, scaled = args["g"].flatten(0, 1).t(), torch.empty_like(a)
+    return lambda: out.addmm_(rows, torch.mul(a, factors, out=scaled).flatten(0, 1))
+
+
 def _weighted_by_einsum(args: Arguments) -> Call:
     a, g, factors, out = args["a"], args["g"], args["factors"], args["out"]
     return lambda: out.add_(torch.einsum("bto,bti,b->oi", g, a, factors))
@@ -371,13 +377,17 @@ FORMULATIONS = {
         Formulation("mm, sample by sample", _gradients_by_sample),
         Formulation("einsum", _gradients_by_einsum),
     ),
-    "ghost.rounded_gradient": (Formulation("bmm", _rounded),),
+    "ghost.rounded_gradient": (
+        Formulation("bmm", _rounded),
+        Formulation("bmm, buffer", _gradients_in_buffer),
+    ),
     "ghost.rounded_sum": (
         Formulation("addmv", _rounded_sum),
         Formulation("einsum", _rounded_sum_by_einsum),
     ),
     "ghost.linear_sum": (
         Formulation("addmm", _weighted),
+        Formulation("addmm of weighted inputs", _weighted_inputs),
         Formulation("einsum", _weighted_by_einsum),
     ),
     "ghost.linear_integer_sum": (

@@ -117,6 +117,39 @@ def _contracted_whole(args: Arguments) -> Call:
     return call
 
 
+def _contracted_whole_by_rows(args: Arguments) -> Call:
+    """Return the sum row by row, in buffers that stay in a core's cache."""
+    parts = [
+        (grads.flatten(1), out.view(-1), scaled, torch.empty_like(scaled, dtype=torch.int32))
+        for grads, out in _pairs(args)
+        for scaled in [torch.empty(out.numel(), dtype=grads.dtype)]
+    ]
+    factors = args["factors"]
+
+    def call() -> None:
+        for rows, out, scaled, whole in parts:
+            for row, factor in zip(rows, factors, strict=True):
+                out.add_(whole.copy_(torch.mul(row, factor, out=scaled)))
+
+    return call
+
+
+def _contracted_whole_in_buffers(args: Arguments) -> Call:
+    parts = [
+        (rows, out.view(-1), torch.empty_like(rows), torch.empty_like(rows, dtype=torch.int32))
+        for grads, out in _pairs(args)
+        for rows in [grads.flatten(1)]
+    ]
+    factors = args["factors"][:, None]
+
+    def call() -> None:
+        for rows, out, scaled, whole in parts:
+            whole.copy_(torch.mul(rows, factors, out=scaled))
+            out.add_(whole.sum(0, dtype=torch.int32))
+
+    return call
+
+
 def _pairs(args: Arguments) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(args["grads"], args["outs"], strict=True))
 
@@ -159,7 +192,11 @@ FORMULATIONS = {
         Formulation("addmv", _contracted),
         Formulation("einsum", _contracted_by_einsum),
     ),
-    "ghost.explicit_integer_sum": (Formulation("mul, int32", _contracted_whole),),
+    "ghost.explicit_integer_sum": (
+        Formulation("mul, int32", _contracted_whole),
+        Formulation("mul, int32, buffers", _contracted_whole_in_buffers),
+        Formulation("mul, int32, row by row", _contracted_whole_by_rows),
+    ),
     "ghost.clip_factors": (
         Formulation("stack, sum", _factors),
         Formulation("sum", _factors_of_sum),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ops._draws import CdtDraws
-from ._draws import GAUSSIAN, LAPLACE, Fill, fill_words, words
+from ._draws import CHUNK, GAUSSIAN, LAPLACE, Fill, chunks, fill_words, words
 from ._formulation import Arguments, Formulation
 
 LATTICE = 2.0**20
@@ -28,6 +28,38 @@ def _lattice(make: Callable[[torch.Tensor], Fill], args: Arguments) -> Callable[
     drawn = torch.empty(args["count"])
     fill = make(drawn)
     return lambda: fill(drawn).mul_(LATTICE).to(torch.int32)
+
+
+def _added_in_chunks(make: Callable[[torch.Tensor], Fill], args: Arguments) -> Callable[[], Any]:
+    """Return the sum part by part, so that noise stays in a core's cache until it is added."""
+    x, scale = args["x"], 1.0 if args["scale"] is None else float(args["scale"])
+    is_float = x.is_floating_point()
+    drawn = torch.empty(min(CHUNK, x.numel()), dtype=x.dtype if is_float else torch.float32)
+    fill, parts = make(drawn), [part for (part,) in chunks(x)]
+
+    def call() -> Any:
+        for part in parts:
+            noise = fill(drawn)[: len(part)]
+            if is_float:
+                part.add_(noise, alpha=scale)
+            else:
+                part.add_(noise.mul_(LATTICE).to(part.dtype))
+        return x
+
+    return call
+
+
+def _lattice_in_chunks(make: Callable[[torch.Tensor], Fill], args: Arguments) -> Callable[[], Any]:
+    drawn = torch.empty(min(CHUNK, args["count"]))
+    fill = make(drawn)
+
+    def call() -> Any:
+        made = torch.empty(args["count"], dtype=torch.int32)
+        for (part,) in chunks(made):
+            part.copy_(fill(drawn)[: len(part)].mul_(LATTICE))
+        return made
+
+    return call
 
 
 def _words(dtype: torch.dtype, args: Arguments) -> Callable[[], Any]:
@@ -49,6 +81,10 @@ def _bytes(dtype: torch.dtype, args: Arguments) -> Callable[[], Any]:
     count = args.get("count") or 16 * args["blocks"]
     info = torch.iinfo(dtype)
     return lambda: torch.randint(info.min, info.max + 1, (count,), dtype=dtype)
+
+
+def _is_binary(args: Arguments) -> bool:
+    return bool(args["categories"] == 2)
 
 
 def _is_law(law: str) -> Callable[[Arguments], bool]:
@@ -91,12 +127,56 @@ def _flipped(args: Arguments) -> Callable[[], Any]:
     return lambda: lies.bernoulli_(wrong).bitwise_xor_(x)
 
 
+def _threshold(probability: float) -> int:
+    """Return the int32 that a random one lies below with this probability."""
+    return round(probability * 2**32) - 2**31
+
+
+def _flipped_by_words(args: Arguments) -> Callable[[], Any]:
+    """Return flipped bits where halves of words lie below a threshold, part by part."""
+    x, out = args["symbols"], torch.empty_like(args["symbols"])
+    drawn, halves = words(min(CHUNK, x.numel()), torch.int32)
+    lies = torch.empty(len(halves), dtype=torch.bool)
+    least = _threshold(1 - args["keep"] / 2**64)
+    parts = list(chunks(x, out))
+
+    def call() -> Any:
+        for part, made in parts:
+            fill_words(drawn)
+            torch.bitwise_xor(part, torch.lt(halves, least, out=lies)[: len(part)], out=made)
+        return out
+
+    return call
+
+
+def _moved_by_words(args: Arguments) -> Callable[[], Any]:
+    """Return other symbols by one uniform number each: it says whether it lies, and by how much."""
+    x, categories = args["symbols"], args["categories"]
+    out, size = torch.empty_like(x), min(CHUNK, x.numel())
+    drawn, halves = words(size, torch.int32)
+    moves, u = torch.empty_like(x.view(-1)[:size]), torch.empty(size)
+    spread = (categories - 1) / (1 - args["keep"] / 2**64)
+    parts = list(chunks(x, out))
+
+    def call() -> Any:
+        for part, made in parts:
+            fill_words(drawn)
+            torch.mul(halves, spread * 2.0**-32, out=u).add_(spread / 2 + 1)  # from 1 on
+            moves.copy_(u.masked_fill_(u >= categories, 0))
+            torch.add(part, moves[: len(part)], out=made).remainder_(categories)
+        return out
+
+    return call
+
+
 def _both(
-    prepare: Callable[..., Callable[[], Any]], which: Callable[[str], Callable[[Arguments], bool]]
+    prepare: Callable[..., Callable[[], Any]],
+    which: Callable[[str], Callable[[Arguments], bool]],
+    how: str = "",
 ) -> tuple[Formulation, ...]:
     laws = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
     return tuple(
-        Formulation(name, partial(prepare, make), which(law), True)
+        Formulation(f"{name}{how}", partial(prepare, make), which(law), True)
         for law, ways in laws.items()
         for name, make in ways.items()
     )
@@ -111,14 +191,22 @@ def _random(dtype: torch.dtype) -> tuple[Formulation, ...]:
 
 
 FORMULATIONS = {
-    "noise.add_noise": _both(_added, _is_law),
+    "noise.add_noise": (*_both(_added, _is_law), *_both(_added_in_chunks, _is_law, ", in chunks")),
     "noise.keystream": _random(torch.int32),
-    "noise.lattice_draws": _both(_lattice, _is_law),
+    "noise.lattice_draws": (
+        *_both(_lattice, _is_law),
+        *_both(_lattice_in_chunks, _is_law, ", in chunks"),
+    ),
     "noise.rounding_bits": _random(torch.int16),
-    "noise.source_draws": _both(_lattice, _draws_of),
+    "noise.source_draws": (
+        *_both(_lattice, _draws_of),
+        *_both(_lattice_in_chunks, _draws_of, ", in chunks"),
+    ),
     "symbols.randomize": (
         Formulation("uniform, where", _coins, draws=True),
         Formulation("bernoulli_", _bernoulli, draws=True),
-        Formulation("bernoulli_, xor", _flipped, lambda args: args["categories"] == 2, draws=True),
+        Formulation("bernoulli_, xor", _flipped, _is_binary, draws=True),
+        Formulation("words, xor", _flipped_by_words, _is_binary, draws=True),
+        Formulation("words, remainder", _moved_by_words, draws=True),
     ),
 }

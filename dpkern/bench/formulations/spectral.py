@@ -60,6 +60,34 @@ def _conv_norm_whole(args: Arguments) -> Call:
     return call
 
 
+def _conv_norm_by_products(args: Arguments) -> Call:
+    """Return the norm by products with the matrices of the transform, which are made once."""
+    x, g, size, band = args["x"], args["g"], args["size"], args["band"]
+    height, width = size
+    weights = (_pair_weights(width) / (height * width)).repeat(height)
+    if band is not None:
+        weights = weights * half_gains(band).float().square().flatten()
+    matrices = [turned(part, first, size) for part, first in ((x, args["padding"]), (g, 0))]
+
+    def call() -> Any:
+        inputs, grads = (
+            (part.flatten(2) @ matrix).square_().sum(1).view(len(part), -1, 2).sum(2)
+            for part, matrix in zip((x, g), matrices, strict=True)
+        )
+        return (inputs * grads) @ weights
+
+    return call
+
+
+def turned(part: torch.Tensor, first: int, size: tuple[int, int]) -> torch.Tensor:
+    """Return what entries of a map at row and column ``first`` add to each bin, real, imaginary."""
+    count, (rows, columns) = size[0] * size[1], part.shape[2:]
+    transforms = torch.fft.rfft2(torch.eye(count, dtype=torch.float64).view(count, *size))
+    planes = torch.view_as_real(transforms.flatten(1)).float().flatten(1)
+    places = torch.arange(count).view(size)[first : first + rows, first : first + columns]
+    return planes[places.flatten()].contiguous()
+
+
 def _filtered(args: Arguments) -> Call:
     x, band, padding, rows = args["x"], args["band"], args["padding"], args["rows"]
     gains = half_gains(band).float()
@@ -96,6 +124,45 @@ def _blocks(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 def _pairs(args: Arguments) -> torch.Tensor:
     xs, gs = _blocks(args)
     return torch.einsum("btpk,btqk->bpqk", gs.conj(), xs)
+
+
+def _circulant_norm_by_powers(args: Arguments) -> Call:
+    """Return the norm of one position: powers of inputs times powers of gradients."""
+    x, g = args["x"][:, 0], args["g"][:, 0]
+    weights = _pair_weights(x.shape[2]) / x.shape[2]
+
+    def call() -> Any:
+        inputs, grads = (_power(torch.fft.rfft(part)).sum(1) for part in (x, g))
+        return (inputs * grads) @ weights
+
+    return call
+
+
+def _circulant_norm_by_matrix(args: Arguments) -> Call:
+    """Return the same with the transform as a product."""
+    x, g = args["x"][:, 0], args["g"][:, 0]
+    block = x.shape[2]
+    weights = _pair_weights(block) / block
+    transforms = torch.view_as_real(torch.fft.rfft(torch.eye(block, dtype=torch.float64)))
+    matrix = transforms.float().flatten(1).contiguous()
+
+    def call() -> Any:
+        inputs, grads = (
+            (part @ matrix).square_().sum(1).view(len(part), -1, 2).sum(2) for part in (x, g)
+        )
+        return (inputs * grads) @ weights
+
+    return call
+
+
+def _circulant_norm_by_products(args: Arguments) -> Call:
+    weights = _pair_weights(args["x"].shape[3]) / args["x"].shape[3]
+
+    def call() -> Any:
+        xs, gs = (t.movedim(-1, 1).contiguous() for t in _blocks(args))
+        return (torch.view_as_real(gs.mH @ xs).square().sum((2, 3, 4)) * weights).sum(1)
+
+    return call
 
 
 def _circulant_norm(args: Arguments) -> Call:
@@ -164,6 +231,19 @@ def _whitened(args: Arguments) -> Call:
     return lambda: (rows @ matrix.t()).view(len(grads), -1).square().sum(1)
 
 
+def _whitened_in_buffer(args: Arguments) -> Call:
+    grads, matrix = args["grads"], args["matrix"].float().t().contiguous()
+    rows = grads.flatten(0, 2).flatten(1)
+    made = rows.new_empty(len(rows), matrix.shape[1])
+    each = made.view(len(grads), -1)
+
+    def call() -> Any:
+        torch.mm(rows, matrix, out=made)
+        return torch.linalg.vecdot(each, each)
+
+    return call
+
+
 def _whitened_by_metric(args: Arguments) -> Call:
     grads, matrix = args["grads"], args["matrix"].float()
     metric = matrix.t() @ matrix
@@ -175,6 +255,10 @@ def _fits_unfiltered(args: Arguments) -> bool:
     return args["band"] is None
 
 
+def _fits_one_position(args: Arguments) -> bool:
+    return _fits_unfiltered(args) and args["x"].shape[1] == 1
+
+
 def _is_plain(args: Arguments) -> bool:
     return bool(args["x"].dim() == 4 and args["groups"] == 1 and args["stride"] == 1)
 
@@ -183,6 +267,7 @@ FORMULATIONS = {
     "spectral.conv_norm": (
         Formulation("rfft2, powers", _conv_norm, _is_plain),
         Formulation("rfft2, maps", _conv_norm_whole, _is_plain),
+        Formulation("matrix, powers", _conv_norm_by_products, _is_plain),
     ),
     "spectral.filtered": (
         Formulation("rfft2", _filtered),
@@ -191,6 +276,9 @@ FORMULATIONS = {
     "spectral.circulant_norm": (
         Formulation("rfft, pairs", _circulant_norm, _fits_unfiltered, tolerance=1e-2),
         Formulation("rfft, Gram", _circulant_norm_gram, _fits_unfiltered, tolerance=1e-2),
+        Formulation("rfft, products", _circulant_norm_by_products, _fits_unfiltered),
+        Formulation("rfft, powers", _circulant_norm_by_powers, _fits_one_position),
+        Formulation("matrix, powers", _circulant_norm_by_matrix, _fits_one_position),
     ),
     "spectral.circulant_gradient": (
         Formulation("rfft, einsum", _circulant_gradient),
@@ -202,6 +290,7 @@ FORMULATIONS = {
     ),
     "spectral.whitened_norm": (
         Formulation("mm", _whitened),
+        Formulation("mm, buffer", _whitened_in_buffer),
         Formulation("metric", _whitened_by_metric),
     ),
 }
