@@ -120,10 +120,24 @@ _IMAGE_RUNS = {
 }
 _SPOF = {("spof", item) for item in ("fig2", "fig3", "comparison", "rates")}
 _FIXED = {
-    "lr": {("gredp", "fig5")},
+    "lr": {("gredp", "fig5"), ("spof", "rates")},
     "batch_size": {("gredp", "fig4"), ("directional", "fig5")},
+    "max_grad_norm": {("gredp", "table8"), ("directional", "fig6")},
 }
 """Figures that are about this very number."""
+
+_OTHER_EPSILONS = {
+    *_SPOF,
+    *_TRAINED,
+    *(("adlm", item) for item in ("fig4", "fig5", "readings", "released")),
+    *(("directional", item) for item in ("fig3", "fig4", "fig5", "fig6")),
+}
+_CLIPPED = {
+    *_TRAINED,
+    ("adlm", "fig4"),
+    ("adlm", "fig5"),
+    *(("directional", item) for item in ("table2", "fig3", "fig4", "fig5", "fig6")),
+}
 
 SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
     "rows": frozenset({*_SPOF, *_IMAGE_RUNS}),
@@ -131,8 +145,10 @@ SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
     **{name: frozenset(_SPOF) for name in ("columns", "user_column", "bounds")},
     "weights": NEEDS_WEIGHTS,
     "train_last": NEEDS_WEIGHTS,
-    "lr": frozenset(_IMAGE_RUNS - _FIXED["lr"]),
+    "lr": frozenset({*_SPOF, *_IMAGE_RUNS} - _FIXED["lr"]),
     "batch_size": frozenset(_IMAGE_RUNS - _FIXED["batch_size"]),
+    "epsilon": frozenset(_OTHER_EPSILONS),
+    "max_grad_norm": frozenset(_CLIPPED - _FIXED["max_grad_norm"]),
     "device": frozenset(
         {*(pair for pair in _IMAGE_RUNS if pair[0] != "adlm"), ("spectral", "whitened")}
     ),

@@ -23,6 +23,7 @@ from .everything import PlannedItem, Wanted
 from .pieces import FOLDER
 from .show import show, watching
 
+LEAST, MOST = 1e-3, 1e3
 LISTED = "; ".join(
     f"{paper}: {', '.join(items)}" if "" not in items else paper for paper, items in PAPERS.items()
 )
@@ -70,12 +71,28 @@ def command(
     lr: Annotated[
         float | None,
         typer.Option(
-            help="Learning rate (gredp, adlm, directional).", show_default="the source's, or ours"
+            help="Learning rate (spof, gredp, adlm, directional).",
+            show_default="the source's, or ours",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Batch size (gredp, adlm, directional).", show_default="the source's"),
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(
+            help="Epsilon of every run, or with commas those of the axis (spof, gredp, adlm, "
+            "directional).",
+            show_default="the source's",
+        ),
+    ] = None,
+    max_grad_norm: Annotated[
+        float | None,
+        typer.Option(
+            help="Clipping bound of every run (gredp, adlm, directional).",
+            show_default="the source's",
+        ),
     ] = None,
     device: Annotated[
         str | None,
@@ -136,7 +153,7 @@ def command(
     leaves finished settings for --resume.
     """
     sizes = {"seeds": seeds, "rows": rows, "epochs": epochs, "batch_size": batch_size}
-    _check(**sizes, train_last=train_last, lr=lr, out=out)
+    _check(**sizes, train_last=train_last, lr=lr, max_grad_norm=max_grad_norm, out=out)
     devices.training_device(device)
     if not no_figure:
         require("matplotlib")
@@ -149,6 +166,8 @@ def command(
             epochs=epochs,
             lr=lr,
             batch_size=batch_size,
+            max_grad_norm=max_grad_norm,
+            epsilon=_epsilons(epsilon),
             device=device,
             columns=columns,
             user_column=user_column,
@@ -177,7 +196,36 @@ def command(
         print(dumps({"items": found} if whole else found[0]), flush=True)
 
 
-def _check(*, lr: float | None, train_last: int | None, out: Path, **sizes: int | None) -> None:
+def _epsilons(text: str | None) -> tuple[float, ...] | None:
+    """Return numbers with commas, ascending.
+
+    Raises:
+        InvalidInput: no numbers, or none in the range of an epsilon.
+    """
+    if text is None:
+        return None
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(LEAST <= value <= MOST for value in found):
+        raise InvalidInput(
+            "epsilon",
+            expected=f"numbers in [{LEAST:g}, {MOST:g}], with commas",
+            got=text,
+            remedy="Example: --epsilon 0.5,1,2",
+        )
+    return tuple(found)
+
+
+def _check(
+    *,
+    lr: float | None,
+    max_grad_norm: float | None,
+    train_last: int | None,
+    out: Path,
+    **sizes: int | None,
+) -> None:
     """Check sizes and the folder, before anything else.
 
     Raises:
@@ -189,6 +237,8 @@ def _check(*, lr: float | None, train_last: int | None, out: Path, **sizes: int 
             integer(1, most[name], **{name: given})
     if lr is not None:
         positive(lr=lr)
+    if max_grad_norm is not None:
+        positive(max_grad_norm=max_grad_norm)
     if train_last is not None:
         integer(1, 2, train_last=train_last)
     if out.exists() and not out.is_dir():

@@ -22,6 +22,7 @@ from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms import ObjectiveRelease
 from ..train.data import Dataset
 from . import intervals, runner
+from .data_cache import digest
 from .pieces import CachedRun, OnStep
 from .result import ComparisonRow, Line, Panel, Paper, Result
 from .runner import ItemRequest
@@ -87,6 +88,7 @@ def _piece(
         "data": data.source,
         "records": len(data.x_train),
         "held_out": len(data.x_test),
+        "digest": digest(data.x_train, data.y_train, data.x_test, data.y_test),
         "features": repr(FeatureMap(map=kind, row_shape=data.row_shape)),
         "mechanism": mechanism.fingerprint,
         "ridges": RIDGES,

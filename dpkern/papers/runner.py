@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..base.collapse import of_scores
+from ..base.errors import InvalidInput
 from ..base.rng import Key
 from ..engine.demo import models
 from ..engine.sampling import make_batches
@@ -25,11 +27,11 @@ from ..ops import update
 from ..privacy import accounting
 from ..privacy.mechanisms.base import Mechanism
 from ..step.step import DPStep
-from ..train import data as datasets
+from ..train import formats
 from ..train.data import Dataset
 from ..train.gradient_report import Epoch
 from ..train.loop import Loss, TrainingSteps, summed_cross_entropy
-from . import data_roots
+from . import data_cache, data_roots
 from .pieces import CachedRun, OnStep, ProgressListener, ResultCache, through
 
 SEEDED = (
@@ -54,7 +56,8 @@ class ItemRequest:
             (``data_roots``), or None.
         seeds: repetitions of every training run; None leaves it to the item.
         rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
-        lr, batch_size: of every run; None leaves them to the item.
+        lr, batch_size, max_grad_norm: of every run; None leaves them to the item.
+        epsilon: epsilons of the figure's axis or table, ascending; None leaves them to the item.
         device: name of the device that gradients are computed on; None is the processor.
         columns, user_column, bounds: of a table of users' days, as texts (``train`` has the same
             options); None is the source's: all numeric columns, rows dealt to the users, and every
@@ -74,6 +77,8 @@ class ItemRequest:
     epochs: int | None = None
     lr: float | None = None
     batch_size: int | None = None
+    max_grad_norm: float | None = None
+    epsilon: tuple[float, ...] | None = None
     device: str | None = None
     columns: str | None = None
     user_column: str | None = None
@@ -87,6 +92,27 @@ class ItemRequest:
     def repeats(self, usual: int) -> int:
         """Return the number of repetitions."""
         return usual if self.seeds is None else self.seeds
+
+    def epsilons(self, usual: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the epsilons of an axis."""
+        return usual if self.epsilon is None else self.epsilon
+
+    def one_epsilon(self, usual: float) -> float:
+        """Return the epsilon of an item that has a single one.
+
+        Raises:
+            InvalidInput: several were given.
+        """
+        if self.epsilon is None:
+            return usual
+        if len(self.epsilon) > 1:
+            raise InvalidInput(
+                "epsilon",
+                expected="one number: all runs of this item have the same epsilon",
+                got=", ".join(f"{value:g}" for value in self.epsilon),
+                remedy="Pass one of them.",
+            )
+        return self.epsilon[0]
 
     def departure(self, **usual: float) -> str:
         """Return the sizes that were given and are not the usual ones; empty where all are.
@@ -116,6 +142,16 @@ class ItemRequest:
         roots = data_roots.read(self.data)
         return self.data if roots is None else roots.get(kind)
 
+    def genuine(self, kind: str) -> bool:
+        """Whether the user's data are this data set: its own files, with the published digests.
+
+        Rows of the same shape from elsewhere decide nothing of what a source prints.
+        """
+        given = self.root(kind)
+        if given is None or formats.kind_of(Path(given)) != kind:
+            return False
+        return not data_cache.load(given).warnings
+
     def dataset(
         self, substitute: str, *, rows: int | None = None, kind: str | None = None
     ) -> Dataset:
@@ -133,7 +169,7 @@ class ItemRequest:
         given = self.data if kind is None else self.root(kind)
         if kind is None and data_roots.read(given) is not None:
             raise data_roots.not_by_name(given)
-        found = datasets.load(given or substitute)
+        found = data_cache.load(given or substitute)
         if kind is not None and given is not None:
             data_roots.check(found, kind, given)
         if rows is None or not (self.quick or self.rows is not None):

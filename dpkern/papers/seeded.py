@@ -11,6 +11,7 @@ from ..base.devices import training_device
 from ..privacy.mechanisms.base import Mechanism
 from ..train.loop import Loss, summed_cross_entropy
 from . import runner
+from .data_cache import digest
 from .intervals import Interval, interval
 from .pieces import CachedRun, OnStep
 from .result import ComparisonRow, Line
@@ -45,6 +46,9 @@ class SeededCell:
             "data": where.data.source,
             "records": len(where.data.x_train),
             "held_out": len(where.data.x_test),
+            "digest": digest(
+                where.data.x_train, where.data.y_train, where.data.x_test, where.data.y_test
+            ),
             "batch": where.batch_size,
             "sampling": where.sampling,
             "rule": repr(where.rule),

@@ -13,8 +13,15 @@ import torch
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, reproduce
 from dpkern.papers.intervals import Interval
-from dpkern.papers.spof import protocol_verdicts, raw_results
-from dpkern.papers.spof.protocol_runs import TABLE, ProtocolRuns, protocol
+from dpkern.papers.spof import protocol_corrected, protocol_verdicts, raw_results
+from dpkern.papers.spof.protocol_runs import (
+    NOISY_SPOF,
+    TABLE,
+    Protocol,
+    ProtocolRuns,
+    as_released,
+    protocol,
+)
 from dpkern.papers.spof.raw_results import EPSILONS
 from dpkern.papers.spof.released import (
     CODE,
@@ -31,7 +38,7 @@ from dpkern.papers.spof.released import (
     constant_accuracy,
     expanded,
 )
-from dpkern.papers.verdict import FAILS, HOLDS, UNDECIDED, of_number
+from dpkern.papers.verdict import FAILS, HOLDS, UNDECIDED, Verdict, of_number
 
 
 def some_rows(count: int) -> torch.Tensor:
@@ -112,6 +119,18 @@ def test_scales_of_the_noise() -> None:
     assert float(sgd.scale[0]) == pytest.approx(420, rel=0.05)
 
 
+def test_the_earlier_script_leaves_the_constants_noise_undivided() -> None:
+    def scale(epsilon: float) -> float:
+        made = training(replace(NOISY_SPOF, sigma=0.0))
+        made.epsilon = torch.full_like(made.epsilon, epsilon)
+        return float(made._loss_scale(torch.full((2, 2, CODE), 0.5), torch.ones(2, 1, 1))[0])
+
+    shift = CONSTANT * CODE / 2
+    of_constant = FEATURES * shift * (shift / 2 + 2)
+    assert scale(1e6) == pytest.approx(of_constant, rel=1e-4)
+    assert scale(1.0) == pytest.approx(of_constant + 21 / math.sqrt(2))
+
+
 def test_adam_is_torchs() -> None:
     made = training(ReleasedMethod(name=SPOF, noise=False), runs=1)
     start = made.now.flat.clone()
@@ -162,10 +181,52 @@ def test_the_authors_runs_give_the_published_numbers(tmp_path: Path) -> None:
     assert raw.gains(0.0) == pytest.approx([300, 100, 100 / 3, 0, -20])
     spof = raw.seconds[SPOF, 5.0]
     assert raw.time_saved(raw.seconds[DPSGD, 5.0], spof) == pytest.approx(100 / 3)
+    assert list(raw.accuracy[NON_PRIVATE, 5.0]) == [EPSILONS[0]]
     assert raw_results.load(tmp_path / "nowhere") is None
     (tmp_path / raw_results.FILE).write_text('{"accuracy": {}}')
     with pytest.raises(InvalidInput, match=raw_results.FILE):
         raw_results.load(tmp_path)
+
+
+def test_published_means_are_compared_within_two_standard_errors() -> None:
+    runs = [0.8, 0.81, 0.82, 0.81, 0.8, 0.81]
+    theirs = {(SPOF, 0.0): dict.fromkeys(EPSILONS, runs), (NON_PRIVATE, 5.0): {EPSILONS[0]: runs}}
+    raw = raw_results.RawResults(theirs, {})
+    where = Protocol(rows=some_rows(50), copies=(2,), runs=6, data="own", raw=raw)
+
+    def judged(shift: float) -> Verdict:
+        values = {e: [run + shift for run in runs] for e in EPSILONS}
+        ours = ProtocolRuns(accuracy=values, mean=values, spread=values, curve=())
+        # Without privacy there is one group of runs, under another name than theirs.
+        free = {1.0: values[1.0]}
+        other = ProtocolRuns(accuracy=free, mean=free, spread=free, curve=())
+        found = {as_released(SPOF, 0.0): ours, as_released(NON_PRIVATE, 5.0): other}
+        return protocol_verdicts._published(where, raw, found)
+
+    assert (judged(0.0).verdict, judged(0.0).ours) == (HOLDS, 6.0)
+    away = judged(0.05)
+    assert (away.verdict, away.ours) == (FAILS, 0.0)
+    assert "non-private, sensors' noise 5" in away.reason
+    assert protocol_verdicts._by_chance(31) == 4
+    assert protocol_verdicts._by_chance(1) == 0
+
+
+def test_corrected_runs_have_rows_of_their_own_and_one_epsilon() -> None:
+    where = Protocol(rows=some_rows(101), copies=(2,), runs=2, data="own, expanded", raw=None)
+    data = protocol_corrected.own_rows(where)
+    assert (tuple(data.train.shape), tuple(data.test.shape)) == ((2, 40, 14), (2, 10, 14))
+    every = torch.cat([data.train, data.test], 1).flatten(0, 1)
+    assert len(every.unique(dim=0)) == 100
+    assert data.copies == 1
+    found = protocol_corrected.train(ItemRequest(), where)
+    private = [one for one in found if one.certified is not None]
+    assert len(private) == 10
+    assert all(one.certified == pytest.approx(one.epsilon, rel=5e-3) for one in private)
+    assert {one.epochs for one in found} == {4, 1}
+    rows = protocol_corrected.rows(where, found)
+    assert rows[0].epsilon_certified is None
+    assert rows[0].data == "own, not expanded"
+    assert protocol_corrected.verdict(where, found).verdict == UNDECIDED
 
 
 def test_published_numbers_stand_beside_the_authors_table_only(tmp_path: Path) -> None:

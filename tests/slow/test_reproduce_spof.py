@@ -18,6 +18,7 @@ from dpkern.papers.spof import environment as spof_environment
 from dpkern.papers.spof import setting as training
 from dpkern.papers.spof import training as spof_runs
 from dpkern.papers.spof import training_verdicts
+from dpkern.papers.spof.raw_results import TABLE
 from dpkern.papers.spof.setting import (
     BASELINE,
     CORRECTED,
@@ -134,7 +135,7 @@ def test_audit_v5_s4_s6_s7() -> None:
 def small() -> Iterator[ItemRequest]:
     """Few settings, few records, two runs; the items share what they compute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spof_runs, "EPSILONS", FEW)
+        patch.setattr(training, "EPSILONS", FEW)
         patch.setattr(spof_runs, "CONSTANTS", (0.0, 2.5))
         patch.setattr(spof_runs, "RATES", (0.01, 0.05))
         yield ItemRequest(quick=True, rows=12, seeds=2, finished=ResultCache())
@@ -211,7 +212,8 @@ def test_gains_are_taken_run_by_run() -> None:
 
 def test_a_gain_that_most_runs_did_not_live_to_see_is_no_gain(small: ItemRequest) -> None:
     where = training.experiment(small)
-    real = replace(where, records=replace(where.records, synthetic=False), runs=6)
+    real = replace(where, records=replace(where.records, source=TABLE), runs=6)
+    own = replace(where, records=replace(where.records, synthetic=False, source="own.csv"), runs=6)
     accuracy = (52.0, 52.1, 51.9, 52.0, 52.1, 51.9)
     other = (50.0, 50.0, 50.0, 50.0, 50.0, 50.0)
     for stopped, says, why in ((6, UNDECIDED, "stopped by the guard"), (0, FAILS, "")):
@@ -224,18 +226,18 @@ def test_a_gain_that_most_runs_did_not_live_to_see_is_no_gain(small: ItemRequest
         assert first.ours == pytest.approx(4.0)
         assert first.verdict == says
         assert why in first.reason
+        # A table of somebody else's decides nothing of the source's.
+        assert training_verdicts.of_gains(own, cells)[0].verdict == UNDECIDED
 
 
 @pytest.mark.parametrize(("stopped", "why"), [(1, "100 % of SPOF's runs"), (0, "S13")])
-def test_a_note_says_what_explains_the_gain(
-    stopped: int, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spof_runs, "EPSILONS", (1.0,))
+def test_a_note_says_what_explains_the_gain(stopped: int, why: str, small: ItemRequest) -> None:
+    where = replace(training.experiment(small), epsilons=(1.0,))
     cells = {
         Cell(name=OURS): found(OURS, (50.0,), stopped),
         Cell(name=BASELINE): found(BASELINE, (50.0,)),
     }
-    assert why in spof_runs._why(cells, 0.0)
+    assert why in spof_runs._why(where, cells, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,7 @@ def test_a_setting_is_known_by_everything_it_depends_on() -> None:
     keys = [training._piece(where, one, digest).key for one in cells]
     keys.append(training._piece(replace(where, runs=3), cell, digest).key)
     keys.append(training._piece(replace(where, epochs=2), cell, digest).key)
+    keys.append(training._piece(replace(where, lr=0.02), cell, digest).key)
     keys.append(training._piece(other, cell, training._digest(other.records)).key)
     assert len({json.dumps(dict(key), sort_keys=True) for key in keys}) == len(keys)
     # What does not matter to a method shares its runs.

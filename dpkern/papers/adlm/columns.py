@@ -29,7 +29,7 @@ from . import verdicts
 from .published import PLAIN, PRINTED
 from .released import FIRST, LAST, VERSIONS, ReleasedVersion
 from .setup import MNIST, ExperimentSetup
-from .training import last_accuracies, mechanism, piece, row
+from .training import earlier, last_accuracies, mechanism, piece, row
 
 EPSILON, QUICK_EPSILON = 0.5, 2.0
 """The smaller epsilon whose curve figure 4 prints; quick runs take one that leaves a signal."""
@@ -63,7 +63,7 @@ NOTES = (
 def columns(request: ItemRequest) -> Result:
     """Train AdLM as printed, as released in two versions, and corrected, at one epsilon."""
     here = adlm_world.world(MNIST, request)
-    epsilon = QUICK_EPSILON if request.quick else EPSILON
+    epsilon = request.one_epsilon(QUICK_EPSILON if request.quick else EPSILON)
     seeds = request.repeats(2 if request.quick else 5)
     theirs = {**RELEASED, **CONTROLS}
     with adlm_world.one_thread():
@@ -80,6 +80,10 @@ def columns(request: ItemRequest) -> Result:
         row("released", here, name, math.inf if name in noiseless else epsilon, numbers[name])
         for name in (AS_PRINTED, *RELEASED, CORRECTED, PLAIN, *CONTROLS)
     ]
+    for name in numbers:
+        of_it = numbers[name]
+        of_what = math.inf if name in noiseless else epsilon
+        rows += earlier("released", here, name, of_what, of_it)
     rows += _differences(here, request, epsilon)
     settings = {
         "quick": request.quick,
@@ -122,6 +126,7 @@ def _piece(
         "data": here.private.source,
         "records": len(here.private.x),
         "held_out": len(here.private.x_test),
+        "digest": here.digest,
         "architecture": str(here.architecture),
         "version": asdict(version),
         "epsilon": epsilon,

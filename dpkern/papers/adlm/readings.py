@@ -22,7 +22,7 @@ from .training import last_accuracies, piece, row
 def readings(request: ItemRequest) -> Result:
     """Compare the readings of the printed noise: who shares a draw, and what |h0| counts."""
     here = adlm_world.world(MNIST, request)
-    epsilon = MNIST.quick_epsilons[-1] if request.quick else MNIST.curves[-1]
+    epsilon = request.one_epsilon(MNIST.quick_epsilons[-1] if request.quick else MNIST.curves[-1])
     seeds = request.repeats(2 if request.quick else 5)
     cells = [(PLAIN, math.inf), *((name, epsilon) for name in READINGS)]
     with adlm_world.one_thread():

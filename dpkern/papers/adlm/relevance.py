@@ -157,6 +157,7 @@ def _relevances(request: ItemRequest) -> tuple[Labelled, Mapping[str, Any]]:
         "relevances": str(here.architecture),
         "data": data.source,
         "records": len(data.x),
+        "digest": here.digest,
         "quick": request.quick,
     }
 

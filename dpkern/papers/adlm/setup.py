@@ -13,9 +13,8 @@ from torch.nn import functional
 from ...base.threads import torch_threads
 from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
-from ...train import data as datasets
 from ...train.data import Dataset
-from .. import data_roots
+from .. import data_cache, data_roots
 from ..runner import ItemRequest
 
 PUBLIC_SHARE = 0.2
@@ -125,7 +124,8 @@ class ExperimentSetup:
         private: the records that runs train on.
         public: records of the same kind that nothing protects.
         architecture: architecture of every network.
-        same_data: whether the records are all of the source's.
+        genuine: whether the records are of the source's data set.
+        same_data: whether they are all of them.
         batch, lot, epochs, lr: sizes and learning rate of every run.
     """
 
@@ -133,20 +133,29 @@ class ExperimentSetup:
     private: Labelled
     public: Labelled
     architecture: Architecture
+    genuine: bool
     same_data: bool
     batch: int
     lot: int
     epochs: int
     lr: float
 
+    @property
+    def digest(self) -> str:
+        """The digest of everything that runs train on or are measured by."""
+        own, public = self.private, self.public
+        return data_cache.digest(own.x, own.y, own.x_test, own.y_test, public.x, public.y)
+
 
 def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
+    if request.max_grad_norm is not None:
+        experiment = replace(experiment, clip=request.max_grad_norm)
     most = request.rows or (experiment.quick_rows if quick else None)
     usual = experiment.quick_substitute if quick else experiment.substitute
     given = request.root(experiment.kind)
-    data = datasets.load(given or usual)
+    data = data_cache.load(given or usual)
     if given is not None and data_roots.read(request.data) is not None:
         data_roots.check(data, experiment.kind, given)
     if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
@@ -156,7 +165,7 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     if most is not None and rows > most:
         rows = most
         source = f"{source}, first {rows} rows"
-    held = len(data.x_test) if not quick else min(len(data.x_test), rows)
+    held = len(data.x_test) if most is None else min(len(data.x_test), most)
     count = round((1 - PUBLIC_SHARE) * rows)
     shape = (8, 8) if data.row_shape == (64,) else data.row_shape
     whole = Labelled(
@@ -179,7 +188,8 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         private=whole,
         public=public,
         architecture=chosen,
-        same_data=given is not None and not quick and request.rows is None and not data.warnings,
+        genuine=request.genuine(experiment.kind),
+        same_data=request.genuine(experiment.kind) and not quick and request.rows is None,
         batch=max(1, min(request.batch_size or experiment.batch, count // 10)),
         lot=max(1, min(experiment.lot, count // 10)),
         epochs=request.epochs or (experiment.quick_epochs if quick else experiment.epochs),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -47,6 +48,8 @@ NOTES = (
     "printed scales are divided by |L|: fewer records have smaller batches, hence more noise than "
     "at the source's size",
     "pSGD: no min-max normalisation, for it mixes the samples of a batch",
+    "shorter lengths are earlier epochs of the same runs: noise that is released once does not "
+    "depend on them, that of pSGD is calibrated to the whole run",
     "tests: paired t over the seeds, which share initial weights and batches",
     *runner.SEEDED,
 )
@@ -64,7 +67,7 @@ def fig5(request: ItemRequest) -> Result:
 
 def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Result:
     here = adlm_world.world(experiment, request)
-    epsilons = experiment.quick_epsilons if request.quick else experiment.epsilons
+    epsilons = request.epsilons(experiment.quick_epsilons if request.quick else experiment.epsilons)
     seeds = request.repeats(3 if request.quick else 5)
     names = [*METHODS, PSGD]
     cells = [(PLAIN, math.inf), *((name, e) for e in epsilons for name in names)]
@@ -72,14 +75,19 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
         found = request.through([piece(here, request, *cell, seeds) for cell in cells])
     numbers = dict(zip(cells, found, strict=True))
     rows = [row(item, here, *cell, numbers[cell]) for cell in cells]
-    rows += _tests(item, here, numbers, epsilons)
+    # The source has curves over epochs at these epsilons.
+    curved = (math.inf, *curves(experiment, epsilons))
+    for cell in cells:
+        rows += earlier(item, here, *cell, numbers[cell]) if cell[1] in curved else []
+    rows += _tests(item, here, numbers, epsilons, printed=request.epsilon is None)
     judged = verdicts.of_figure(
         verdicts.JudgedFigure(
             experiment=experiment,
             same_data=here.same_data,
             data=here.private.source,
             epochs=here.epochs,
-            departure=request.departure(batch_size=experiment.batch),
+            departure=request.departure(batch_size=experiment.batch, max_grad_norm=experiment.clip)
+            or ("" if request.epsilon is None else "other epsilons than the source's"),
             numbers=numbers,
             epsilons=epsilons,
             averaged=averaged(experiment.name, epsilons),
@@ -117,6 +125,7 @@ def piece(
         "data": here.private.source,
         "records": len(here.private.x),
         "held_out": len(here.private.x_test),
+        "digest": here.digest,
         "architecture": str(here.architecture),
         "method": name,
         "epsilon": epsilon,
@@ -125,6 +134,7 @@ def piece(
         "batch": here.lot if name == PSGD else here.batch,
         "epochs": here.epochs,
         "lr": PSGD_LR if name == PSGD else here.lr,
+        "clip": here.experiment.clip if name == PSGD else None,
         "quick": request.quick,
     }
 
@@ -236,6 +246,13 @@ def last_accuracies(numbers: Mapping[str, Any]) -> list[float]:
     return [run[-1] for run in numbers["accuracy"]]
 
 
+def beside(here: ExperimentSetup, printed: float | None) -> float | str | None:
+    """Return a printed number, in words where our records are of another data set."""
+    if printed is None or here.genuine:
+        return printed
+    return f"{printed:g} on other data ({here.experiment.kind})"
+
+
 def row(
     item: str, here: ExperimentSetup, name: str, epsilon: float, numbers: Mapping[str, Any]
 ) -> ComparisonRow:
@@ -246,7 +263,7 @@ def row(
         item=item,
         setting=name if math.isinf(epsilon) else f"{name}, epsilon {shown_bound(epsilon)}",
         quantity="accuracy %",
-        published=PRINTED.get((here.experiment.name, name, epsilon)),
+        published=beside(here, PRINTED.get((here.experiment.name, name, epsilon))),
         ours=statistics.fmean(values),
         epsilon_claimed=None if math.isinf(epsilon) else float(numbers["claimed"]),
         epsilon_certified=None if math.isinf(epsilon) else certified,
@@ -258,6 +275,34 @@ def row(
         collapsed=numbers["collapsed"],
         note=_note(here, name, epsilon, diverged, statistics.fmean(values)),
     )
+
+
+def lengths(epochs: int) -> list[int]:
+    """Return three lengths of training: about a ninth, a third and all of the epochs."""
+    return sorted({max(1, round(epochs / 9)), max(1, round(epochs / 3)), epochs})
+
+
+def earlier(
+    item: str, here: ExperimentSetup, name: str, epsilon: float, numbers: Mapping[str, Any]
+) -> list[ComparisonRow]:
+    """Return rows of the shorter lengths, whose runs are counted at their end."""
+    whole, measured = row(item, here, name, epsilon, numbers), list(numbers["epochs"])
+    rows = []
+    for length in lengths(measured[-1])[:-1]:
+        values = [run[measured.index(length)] for run in numbers["accuracy"]]
+        rows.append(
+            replace(
+                whole,
+                setting=f"{whole.setting}, after {length} of {measured[-1]} epochs",
+                published=None,
+                ours=statistics.fmean(values),
+                spread=(max(values) - min(values)) / 2,
+                stopped=None,
+                collapsed=None,
+                note="",
+            )
+        )
+    return rows
 
 
 def _note(here: ExperimentSetup, name: str, epsilon: float, diverged: int, accuracy: float) -> str:
@@ -275,7 +320,13 @@ def _note(here: ExperimentSetup, name: str, epsilon: float, diverged: int, accur
 
 def averaged(name: str, epsilons: Sequence[float]) -> list[float]:
     """Return the epsilons that the paper's means are over."""
-    return [e for e in epsilons if name != "MNIST" or 0.2 <= e <= 0.5]
+    inside = [e for e in epsilons if name != "MNIST" or 0.2 <= e <= 0.5]
+    return inside or list(epsilons)
+
+
+def curves(experiment: AdlmExperiment, epsilons: Sequence[float]) -> list[float]:
+    """Return the epsilons whose curves over epochs are drawn: the source's, if they were run."""
+    return [e for e in experiment.curves if e in epsilons] or sorted({epsilons[0], epsilons[-1]})
 
 
 def _tests(
@@ -283,8 +334,13 @@ def _tests(
     here: ExperimentSetup,
     numbers: Mapping[tuple[str, float], Mapping[str, Any]],
     epsilons: Sequence[float],
+    *,
+    printed: bool,
 ) -> list[ComparisonRow]:
-    """Return means over the epsilons that the paper averages, and paired tests against AdLM's."""
+    """Return means over the epsilons that the paper averages, and paired tests against AdLM's.
+
+    ``printed`` says whether they are the paper's own, so that its means stand beside ours.
+    """
     name = here.experiment.name
     chosen = averaged(name, epsilons)
 
@@ -301,7 +357,7 @@ def _tests(
                 item=item,
                 setting=f"{method}, {over}",
                 quantity="accuracy %",
-                published=MEANS[name].get(method),
+                published=beside(here, MEANS[name].get(method)) if printed else None,
                 ours=statistics.fmean(values),
                 data=here.private.source,
                 seeds=len(values),
@@ -316,21 +372,23 @@ def _tests(
     ]
     for first, second in pairs:
         a, b = mean(first), mean(second)
-        gain, level = GAINS[name].get(second, (None, "")) if first == "AdLM" else (None, "")
+        gain, level = (
+            GAINS[name].get(second, (None, "")) if first == "AdLM" and printed else (None, "")
+        )
         common: dict[str, Any] = {"item": item, "data": here.private.source, "seeds": len(a)}
         what = f"{first} over {second}, {over}"
         rows += [
             ComparisonRow(
                 setting=what,
                 quantity="gain in points",
-                published=gain,
+                published=beside(here, gain),
                 ours=statistics.fmean(a) - statistics.fmean(b),
                 **common,
             ),
             ComparisonRow(
                 setting=what,
                 quantity="p of the paired t test",
-                published=level or None,
+                published=level or None if here.genuine else None,
                 ours=intervals.paired_test(a, b),
                 **common,
             ),
@@ -373,10 +431,8 @@ def _panels(
             log_x=True,
         )
     ]
-    for epsilon in experiment.experiment.curves:
-        lines = [
-            _curve(name, numbers[key]) for name in names if (key := (name, epsilon)) in numbers
-        ]
+    for epsilon in curves(experiment.experiment, epsilons):
+        lines = [_curve(name, numbers[name, epsilon]) for name in names]
         lines.append(_curve(PLAIN, numbers[PLAIN, math.inf]))
         panels.append(
             Panel(

@@ -184,7 +184,7 @@ def setting(
     rows = request.rows or (QUICK_ROWS if quick else None)
     data = request.dataset(case.substitute, rows=rows, kind=case.kind)
     usual = request.batch_size or (QUICK_LOT if quick else case.lot)
-    lr = request.lr or (QUICK_STEP / case.clip if quick else case.lr)
+    lr = request.lr or (QUICK_STEP / (request.max_grad_norm or case.clip) if quick else case.lr)
     return RunSetting(
         data=data,
         model=lambda seed: models.build(
@@ -224,7 +224,7 @@ def cell(
     asked = GeneratorRequest(
         where=where,
         epsilon=epsilon,
-        clip=case.clip if clip is None else clip,
+        clip=clip or request.max_grad_norm or case.clip,
         pruning=case.pruning if pruning is None else pruning,
     )
     # Without noise no bound and no epsilon changes anything: such runs are shared.

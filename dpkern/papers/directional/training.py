@@ -110,7 +110,7 @@ def entries(item: str, places: Sequence[FigurePlace], request: ItemRequest) -> l
 
 def _entry(item: str, place: FigurePlace, runs: SeededRuns, request: ItemRequest) -> Entry:
     plain, case = place.kind == PLAIN, CASES[place.name]
-    real = request.root(case.kind) is not None
+    real = request.genuine(case.kind)
     claimed = "" if plain else f", claimed epsilon {shown_bound(place.epsilon)}"
     row = runs.row(
         item,
@@ -131,11 +131,10 @@ def _entry(item: str, place: FigurePlace, runs: SeededRuns, request: ItemRequest
         x=place.x,
         runs=runs,
         row=row,
-        same_data=real
-        and not request.quick
-        and request.rows is None
-        and not runs.cell.setting.data.warnings,
-        departure=request.departure(epochs=case.epochs, batch_size=case.lot),
+        same_data=real and not request.quick and request.rows is None,
+        departure=request.departure(
+            epochs=case.epochs, batch_size=case.lot, max_grad_norm=case.clip
+        ),
     )
 
 
@@ -189,7 +188,8 @@ def fig3(request: ItemRequest) -> Result:
     places, panels = [], []
     for name in names:
         places.append(FigurePlace(name=name, kind=PLAIN, epsilon=1.0))
-        for epsilon in CASES[name].epsilons[-1:] if request.quick else CASES[name].epsilons:
+        printed = CASES[name].epsilons
+        for epsilon in request.epsilons(printed[-1:] if request.quick else printed):
             places += [
                 FigurePlace(name=name, kind=kind, epsilon=epsilon)
                 for kind in GENERATORS
@@ -218,7 +218,8 @@ def fig4(request: ItemRequest) -> Result:
     names = _names(request)
     places: list[FigurePlace] = []
     for name in names:
-        epsilons = CASES[name].epsilons[::2] if request.quick else CASES[name].epsilons
+        printed = CASES[name].epsilons
+        epsilons = request.epsilons(printed[::2] if request.quick else printed)
         places.append(FigurePlace(name=name, kind=PLAIN, epsilon=1.0))
         places += [
             FigurePlace(name=name, kind=kind, epsilon=epsilon, x=epsilon)
@@ -236,7 +237,7 @@ def fig4(request: ItemRequest) -> Result:
             if (same := [one for one in own if one.kind == kind])
         ]
         plain = next(one for one in found if (one.name, one.kind) == (name, PLAIN)).runs.best
-        x = CASES[name].epsilons
+        x = request.epsilons(CASES[name].epsilons)
         lines.append(Line(label=PLAIN, x=x, y=[plain] * len(x), level=True))
         panels.append(Panel(title=name, x_label="epsilon", y_label="best accuracy %", lines=lines))
     return _result("fig4", "accuracy over epsilon", found, panels, request).judged(
@@ -251,7 +252,12 @@ def fig5(request: ItemRequest) -> Result:
     kinds = (GAUSSIAN, ISOTROPIC, ADACLIP_TRAINS, *(() if request.quick else (OURS,)))
     places = [
         FigurePlace(
-            name=name, kind=kind, epsilon=AT[name], x=float(lot), lot=lot, what=f"lot {lot}"
+            name=name,
+            kind=kind,
+            epsilon=request.one_epsilon(AT[name]),
+            x=float(lot),
+            lot=lot,
+            what=f"lot {lot}",
         )
         for name in names
         for kind in kinds
@@ -259,9 +265,15 @@ def fig5(request: ItemRequest) -> Result:
     ]
     # The source prunes on CIFAR-10; quick runs, and the user's data, take the set they have.
     pruned = "CIFAR-10" if "CIFAR-10" in names else names[0]
+    of_pruning = request.one_epsilon(AT["CIFAR-10"])
     places += [
         FigurePlace(
-            name=pruned, kind=kind, epsilon=5.0, x=ratio, pruning=ratio, what=f"pruned {ratio:g}"
+            name=pruned,
+            kind=kind,
+            epsilon=of_pruning,
+            x=ratio,
+            pruning=ratio,
+            what=f"pruned {ratio:g}",
         )
         for kind in (GAUSSIAN, ISOTROPIC)
         for ratio in (PRUNING[::2] if request.quick else PRUNING)
@@ -270,7 +282,8 @@ def fig5(request: ItemRequest) -> Result:
     by_lot = [one for one in found if ", lot " in one.row.setting]
     by_ratio = [one for one in found if ", pruned " in one.row.setting]
     panels = [_over(name, [one for one in by_lot if one.name == name], "lot") for name in names]
-    panels.append(_over(f"{pruned}, claimed epsilon 5", by_ratio, "share that is not released"))
+    title = f"{pruned}, claimed epsilon {shown_bound(of_pruning)}"
+    panels.append(_over(title, by_ratio, "share that is not released"))
     title = "accuracy over lot size and pruning ratio"
     return _result("fig5", title, found, panels, request).judged(
         [*verdicts.claims(found), *verdicts.of_lots(by_lot), *verdicts.of_pruning(by_ratio)]
@@ -284,7 +297,8 @@ def fig6(request: ItemRequest) -> Result:
     kinds = (GAUSSIAN, ISOTROPIC) if request.quick else (GAUSSIAN, ISOTROPIC, OURS)
     places = []
     for name in names:
-        epsilon, clips = sweeps[name]
+        usual, clips = sweeps[name]
+        epsilon = request.one_epsilon(usual)
         places += [
             FigurePlace(
                 name=name, kind=kind, epsilon=epsilon, x=clip, clip=clip, what=f"alpha {clip:g}"

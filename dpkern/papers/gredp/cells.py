@@ -20,8 +20,11 @@ from ..seeded import SeededCell, SeededRuns, train
 from .published import EXPERIMENTS, SAME
 
 DELTA = 1e-5
-LEARNING_RATE, BATCH, EPOCHS = 0.01, 500, 30
-"""The source's learning rate (the text has 0.001 too) and batch; it prints no number of epochs."""
+LEARNING_RATE, BATCH, EPOCHS, CLIP = 0.01, 500, 30, 1.0
+"""The source's learning rate (the text has 0.001 too), batch and clipping bound.
+
+It prints no number of epochs.
+"""
 QUICK_LEARNING_RATE, QUICK_BATCH, QUICK_EPOCHS, QUICK_ROWS = 0.5, 50, 2, 1000
 """The sizes of quick runs are ours: few steps need a larger rate."""
 QUICK_PLAIN_RATE = 0.01
@@ -128,7 +131,7 @@ class AccuracyCell:
     epsilon: float
     what: str
     printed: float | None
-    clip: float = 1.0
+    clip: float = CLIP
     batch: int | None = None
     lr: float | None = None
 
@@ -183,7 +186,8 @@ def _seeded(cell: AccuracyCell, request: ItemRequest) -> SeededCell:
         "width": experiment.width if request.quick else 1.0,
         "method": cell.method,
     }
-    made = mechanism(cell.method, where, cell.epsilon, clip=cell.clip)
+    clip = request.max_grad_norm or cell.clip
+    made = mechanism(cell.method, where, cell.epsilon, clip=clip)
     return SeededCell(label=cell.what, setting=where, mechanism=made, about=about)
 
 
@@ -191,11 +195,10 @@ def _trained_cell(
     item: str, cell: AccuracyCell, request: ItemRequest, runs: SeededRuns
 ) -> TrainedCell:
     plain, experiment = cell.method == "plain", EXPERIMENTS[cell.name]
-    given = request.root(experiment.kind) is not None
-    whole = request.rows is None and not runs.cell.setting.data.warnings
-    same = given and whole and not request.quick
+    genuine = request.genuine(experiment.kind)
+    same = genuine and request.rows is None and not request.quick
     printed: float | str | None = cell.printed
-    if printed is not None and request.root(experiment.kind) is None:
+    if printed is not None and not genuine:
         printed = f"{printed:g} on other data ({experiment.kind})"
     row = runs.row(
         item,
@@ -206,5 +209,7 @@ def _trained_cell(
         relation="" if plain else runs.relation,
         ms_per_step=runs.ms_per_step,
     )
-    departure = request.departure(epochs=EPOCHS, batch_size=BATCH, lr=LEARNING_RATE)
+    departure = request.departure(
+        epochs=EPOCHS, batch_size=BATCH, lr=LEARNING_RATE, max_grad_norm=CLIP
+    )
     return TrainedCell(cell=cell, runs=runs, row=row, same_data=same, departure=departure)

@@ -21,6 +21,7 @@ from ...privacy.mechanisms import RandomizedResponse
 from ...privacy.mechanisms.randomized_response import survey as simulated
 from ...train import data, label_privacy
 from .. import intervals, runner
+from ..data_cache import digest
 from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
@@ -212,6 +213,7 @@ def _piece(
         "data": found.source,
         "records": len(found.x_train),
         "held_out": len(found.x_test),
+        "digest": digest(found.x_train, found.y_train, found.x_test, found.y_test),
         "quick": request.quick,
         "seed": seed,
     }

@@ -1,6 +1,8 @@
 """Runs in SPOF's authors' own protocol: data, methods, and their numbers by epsilon.
 
-Every run has rows of its own making (``released.expanded``); the authors stored one such table.
+Every run has rows of its own making (``released.expanded``); the authors stored one such table. The
+methods are those that give the published runs: the noisy ones of SPOF have the scale of an earlier
+script, and stand beside those of the stored one.
 
 Source: the repository theorycoder/distributedautoencoders, commit b92bab58.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -33,6 +36,7 @@ from .released import (
     SPOF,
     ReleasedMethod,
     ReleasedTraining,
+    constant_accuracy,
     expanded,
 )
 
@@ -40,16 +44,20 @@ ROWS = 456
 COPIES, QUICK_COPIES = (20, 4), (20,)
 RUNS, QUICK_RUNS = 10, 2
 
+SIGMA = 5.0
+"""Standard deviation of the sensors' noise in the noisy condition."""
+NOISY_SPOF = ReleasedMethod(name=SPOF, sigma=SIGMA, constant_over_epsilon=False)
+STORED_NOISY_SPOF = ReleasedMethod(name=SPOF, sigma=SIGMA)
 AS_RELEASED = tuple(
-    ReleasedMethod(name=name, sigma=sigma)
-    for sigma in (0.0, 5.0)
+    NOISY_SPOF if (name, sigma) == (SPOF, SIGMA) else ReleasedMethod(name=name, sigma=sigma)
+    for sigma in (0.0, SIGMA)
     for name in (SPOF, DPSGD, FM, NON_PRIVATE)
-    if (name, sigma) != (NON_PRIVATE, 5.0)
 )
 NO_NOISE = ReleasedMethod(name=SPOF, noise=False)
 PRINTED = ReleasedMethod(name=SPOF, target=RECORD, gradient=LOSS)
 PRINTED_NO_NOISE = ReleasedMethod(name=SPOF, target=RECORD, gradient=LOSS, noise=False)
 LABELS = {
+    STORED_NOISY_SPOF: "SPOF, all of its scale over epsilon as in the stored script",
     NO_NOISE: "SPOF without its noise",
     PRINTED: "SPOF with the record as target, gradient of the loss",
     PRINTED_NO_NOISE: "SPOF with the record as target, gradient of the loss, without its noise",
@@ -157,6 +165,24 @@ def _given(path: Path) -> tuple[torch.Tensor, str, RawResults | None]:
             remedy=f"Restore {TABLE} from the released code.",
         )
     return rows, f"{file.name}, {len(rows)} rows", raw_results.load(file.parent)
+
+
+def as_released(name: str, sigma: float) -> ReleasedMethod:
+    """Return the method whose runs were published under this name and condition."""
+    return next(one for one in AS_RELEASED if (one.name, one.sigma) == (name, sigma))
+
+
+def expansions_differ(where: Protocol) -> float:
+    """Return the standard deviation, over expansions, of the accuracy of outputs that are 0.
+
+    The authors' runs share one expansion, so this is an error of every one of their means.
+    """
+    if where.runs < 2:
+        return 0.0
+    return statistics.stdev(
+        constant_accuracy(expanded(where.rows, seed, copies=where.copies), 0.0)
+        for seed in range(where.runs)
+    )
 
 
 def label(method: ReleasedMethod) -> str:

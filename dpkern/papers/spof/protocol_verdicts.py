@@ -13,7 +13,15 @@ from ...base import collapse
 from ...privacy.accounting import shown_bound
 from ..intervals import Interval, interval
 from ..verdict import FAILS, HOLDS, LEAST_RUNS, UNDECIDED, Verdict, of_number
-from .protocol_runs import NO_NOISE, PRINTED, PRINTED_NO_NOISE, Protocol, ProtocolRuns
+from .protocol_runs import (
+    NO_NOISE,
+    PRINTED,
+    PRINTED_NO_NOISE,
+    Protocol,
+    ProtocolRuns,
+    as_released,
+    expansions_differ,
+)
 from .raw_results import EPSILONS, RawResults
 from .released import DPSGD, SPOF, ReleasedMethod
 
@@ -24,7 +32,7 @@ COLLAPSED = collapse.SAME
 
 def _gain(found: Mapping[ReleasedMethod, ProtocolRuns], sigma: float, runs: int) -> Interval:
     """Return SPOF's relative gain in percent, run by run, over the means of all epsilons."""
-    ours, theirs = (found[ReleasedMethod(name=name, sigma=sigma)] for name in (SPOF, DPSGD))
+    ours, theirs = (found[as_released(name, sigma)] for name in (SPOF, DPSGD))
     gains = []
     for run in range(runs):
         means = []
@@ -66,8 +74,54 @@ def verdicts(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> l
             )
     made += [_better_everywhere(where, found), _learns(where, found)]
     if where.raw is not None:
-        made.append(_time(where.raw))
+        made += [_published(where, where.raw, found), _time(where.raw)]
     return made
+
+
+def _published(
+    where: Protocol, raw: RawResults, found: Mapping[ReleasedMethod, ProtocolRuns]
+) -> Verdict:
+    """Judge whether the code gives the published means, each within two standard errors."""
+    tables = expansions_differ(where)
+    outside, count = [], 0
+    for (name, sigma), runs in raw.accuracy.items():
+        ours = found[as_released(name, sigma)].accuracy
+        for epsilon, theirs in runs.items():
+            # Without privacy all epsilons are the same runs.
+            here = [a for a in ours.get(epsilon, next(iter(ours.values()))) if math.isfinite(a)]
+            errors = [statistics.variance(of) / len(of) for of in (here, theirs) if len(of) > 1]
+            error = math.sqrt(sum(errors) + tables**2)
+            count += 1
+            if len(here) < LEAST_RUNS or abs(statistics.fmean(here) - statistics.fmean(theirs)) > (
+                2 * error
+            ):
+                condition = f", sensors' noise {sigma:g}" if sigma else ""
+                outside.append(f"{name}{condition}, epsilon {shown_bound(epsilon)}")
+    few = where.runs < LEAST_RUNS
+    allowed = _by_chance(count)
+    return Verdict(
+        claim="the released code gives the published accuracies, each within two standard errors",
+        verdict=UNDECIDED if few else HOLDS if len(outside) <= allowed else FAILS,
+        unit="means within two standard errors",
+        published=float(count),
+        ours=float(count - len(outside)),
+        low=float(count - len(outside)),
+        high=float(count - len(outside)),
+        reason=(f"{where.runs} runs are too few; " if few else "")
+        + f"up to {allowed} may be outside by chance"
+        + (f"; outside: {'; '.join(outside)}" if outside else ""),
+    )
+
+
+def _by_chance(count: int) -> int:
+    """Return the number of means that lie outside of two standard errors in 19 of 20 cases."""
+    p = math.erfc(math.sqrt(2))
+    left, number = 1.0, 0
+    while True:
+        left -= math.comb(count, number) * p**number * (1 - p) ** (count - number)
+        if left < 0.05:
+            return number
+        number += 1
 
 
 def _better_everywhere(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> Verdict:

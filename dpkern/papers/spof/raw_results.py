@@ -25,7 +25,8 @@ EPSILONS = (0.01, 0.1, 1.0, 10.0, 20.0)
 OTHER_SIZE = 10
 """The first runs of each noiseless file of DP-SGD were made on a quarter of the rows."""
 STEMS = {SPOF: "spof", DPSGD: "dpsgd", FM: "fm"}
-CONDITIONS = {0.0: "noiseless", 5.0: "noisy_sigma5"}
+NOISY = 5.0
+CONDITIONS = {0.0: "noiseless", NOISY: "noisy_sigma5"}
 
 Runs = Mapping[float, Sequence[float]]
 """The runs of each epsilon."""
@@ -98,7 +99,8 @@ def _read(
             if stored is not None:
                 found[name, sigma] = _by_epsilon(stored["by_epsilon_index"])
     stored = content[kind]["nonprivate"]
-    found[NON_PRIVATE, 0.0] = _by_epsilon(stored["by_epsilon_index"])
+    # One file for both conditions, whose mean and spread are those of runs with noisy targets.
+    found[NON_PRIVATE, NOISY] = _by_epsilon(stored["by_epsilon_index"])
     return found
 
 

@@ -13,6 +13,11 @@ the inputs and output gradients of the layers, so ``D`` is trained through ``y``
 of the loss never reaches it. Every method, DP-SGD too, trains on this loss; ``target`` and
 ``gradient`` undo the two choices. The scale of the noise is not differentiated.
 
+The scale of that noise has two terms, and the stored script divides both by epsilon. An earlier
+script left the constant's term undivided: the published noisy runs of SPOF, which are the same at
+every epsilon, come out with that one only (``constant_over_epsilon``). Training without privacy was
+published once, in runs with the sensors' noise in its targets.
+
 These runs reproduce numbers; the noise of the loss protects nothing: its scale follows the record.
 
 Source: the repository theorycoder/distributedautoencoders, commits b92bab58 and 43dea567.
@@ -47,6 +52,8 @@ class ReleasedMethod:
         target: ``"output"``, as released, or ``"record"``, as printed.
         gradient: ``"layers"``, rebuilt from the layers as released, or that of the ``"loss"``.
         noise: whether the mechanism's noise is added.
+        constant_over_epsilon: whether the constant's term of SPOF's scale is divided by epsilon, as
+            in the stored script, not in an earlier one.
     """
 
     name: str
@@ -54,6 +61,7 @@ class ReleasedMethod:
     target: str = OUTPUT
     gradient: str = LAYERS
     noise: bool = True
+    constant_over_epsilon: bool = True
 
     @property
     def users(self) -> int:
@@ -260,10 +268,13 @@ class ReleasedTraining:
         return parts.sum(1)[:, None, None], -(grown - 1) * parts * parts / grown
 
     def _loss_scale(self, e: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Return the scale ``[R]`` of the noise in the loss: both terms over sqrt(2) epsilon."""
+        """Return the scale ``[R]`` of the noise in the loss: its terms over sqrt(2) epsilon."""
         shift = self.method.constant * e[:, 0].sum(1)
-        spread = 1.5 * FEATURES * k[:, 0, 0] + FEATURES * shift * (shift / 2 + 2)
-        return spread / (math.sqrt(2) * self.epsilon[:, 0])
+        of_constant = FEATURES * shift * (shift / 2 + 2)
+        over = math.sqrt(2) * self.epsilon[:, 0]
+        if self.method.constant_over_epsilon:
+            return (1.5 * FEATURES * k[:, 0, 0] + of_constant) / over
+        return 1.5 * FEATURES * k[:, 0, 0] / over + of_constant
 
     def _gradient_scale(self) -> torch.Tensor:
         """Return the scale ``[R, 1]`` of DP-SGD's noise; the clipping bound enters it twice."""

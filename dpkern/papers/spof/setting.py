@@ -93,11 +93,15 @@ class SpofExperiment:
         records: records of ``USERS`` users.
         epochs: visits of every record.
         runs: one for each seed 0, 1, ...
+        epsilons: grid of the figures.
+        lr: eta, where a figure is not about it.
     """
 
     records: Records
     epochs: int
     runs: int
+    epsilons: tuple[float, ...] = EPSILONS
+    lr: float = LEARNING_RATE
 
     @property
     def rows(self) -> int:
@@ -111,6 +115,11 @@ class SpofExperiment:
         return f"synthetic: {name}" if self.records.synthetic else f"{name} ({self.bounds})"
 
     @property
+    def of_the_source(self) -> bool:
+        """Whether the records are those of the authors' table."""
+        return Path(self.records.source).name == TABLE
+
+    @property
     def bounds(self) -> str:
         return f"scaled by {self.records.bounds}"
 
@@ -121,8 +130,8 @@ class SpofExperiment:
             "held_out_per_user": int(self.records.test.shape[1]),
             "epochs": self.epochs,
             "runs": self.runs,
-            "lr": LEARNING_RATE,
-            "epsilons": EPSILONS,
+            "lr": self.lr,
+            "epsilons": self.epsilons,
             "sigmas": SIGMAS,
             "clip": CLIP,
             "constant": CONSTANT,
@@ -158,6 +167,8 @@ def experiment(request: ItemRequest) -> SpofExperiment:
         records=found,
         epochs=EPOCHS if request.epochs is None else request.epochs,
         runs=request.repeats(QUICK_RUNS if request.quick else RUNS),
+        epsilons=request.epsilons(EPSILONS),
+        lr=request.lr or LEARNING_RATE,
     )
 
 
@@ -177,13 +188,16 @@ def _table_options(request: ItemRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One setting of an experiment; ``constant`` matters to SPOF only, ``rate`` is eta."""
+    """One setting of an experiment; ``constant`` matters to SPOF only.
+
+    ``rate`` is eta; None takes the experiment's.
+    """
 
     name: str
     epsilon: float = 1.0
     sigma: float = 0.0
     constant: float = CONSTANT
-    rate: float = LEARNING_RATE
+    rate: float | None = None
 
     @property
     def label(self) -> str:
@@ -193,7 +207,7 @@ class Cell:
             parts.append(f"epsilon {shown_bound(self.epsilon)}")
         if self.constant != CONSTANT:
             parts.append(f"c {self.constant:g}")
-        if self.rate != LEARNING_RATE:
+        if self.rate is not None:
             parts.append(f"learning rate {self.rate:g}")
         return ", ".join([*parts, condition(self.sigma)])
 
@@ -282,7 +296,7 @@ def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
             "training": "autoencoder",
             "records": digest,
             "method": method.fingerprint,
-            "lr": cell.rate,
+            "lr": cell.rate or where.lr,
             "epochs": where.epochs,
             "runs": where.runs,
             "sigma": cell.sigma,
@@ -295,7 +309,7 @@ def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
 
 def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
     chosen = where.records.pooled() if isinstance(method, FM) else where.records
-    schedule = VisitSchedule(lr=cell.rate, epochs=where.epochs)
+    schedule = VisitSchedule(lr=cell.rate or where.lr, epochs=where.epochs)
     training = SpofTraining(
         chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=CODE
     )

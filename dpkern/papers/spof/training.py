@@ -27,7 +27,6 @@ from .items import CODE, CONSTANT, FEATURES, PAPER, SOURCE_EPOCHS, SOURCE_ROWS
 from .setting import (
     BASELINE,
     CORRECTED,
-    EPSILONS,
     FUNCTIONAL,
     LEARNING_RATE,
     METHODS,
@@ -73,7 +72,7 @@ def notes(where: SpofExperiment) -> tuple[str, ...]:
 def fig2(request: ItemRequest) -> Result:
     """Reproduce accuracy over the stabilisation constant, and where it becomes flat."""
     where = experiment(request)
-    epsilons = (1.0,) if request.quick else (0.1, 1.0, 10.0)
+    epsilons = request.epsilons((1.0,) if request.quick else (0.1, 1.0, 10.0))
     names = (OURS, OURS + CORRECTED)
     cells = [
         Cell(name=name, epsilon=epsilon, sigma=sigma, constant=c)
@@ -133,20 +132,20 @@ def _plateau(where: SpofExperiment, last: Found, accuracy: Sequence[float]) -> C
     )
 
 
-def grid() -> list[Cell]:
+def grid(epsilons: Sequence[float]) -> list[Cell]:
     """Return the cells of figure 3 and the comparison."""
     return [
         Cell(name=name, epsilon=epsilon, sigma=sigma)
         for sigma in SIGMAS
         for name in METHODS
-        for epsilon in ((1.0,) if name == NON_PRIVATE else EPSILONS)
+        for epsilon in ((1.0,) if name == NON_PRIVATE else epsilons)
     ]
 
 
 def fig3(request: ItemRequest) -> Result:
     """Reproduce accuracy over epsilon: non-private, SPOF, DP-SGD, FM, with and without noise."""
     where = experiment(request)
-    cells = grid()
+    cells = grid(where.epsilons)
     found = train(request, where, cells)
     panels = []
     for sigma in SIGMAS:
@@ -155,11 +154,11 @@ def fig3(request: ItemRequest) -> Result:
             ("corrected", tuple(name + CORRECTED for name in (OURS, BASELINE, FUNCTIONAL))),
         ):
             best = found[Cell(name=NON_PRIVATE, sigma=sigma)].mean.mean
-            y = [best] * len(EPSILONS)
-            lines = [Line(label=NON_PRIVATE, x=EPSILONS, y=y, level=True)]
+            y = [best] * len(where.epsilons)
+            lines = [Line(label=NON_PRIVATE, x=where.epsilons, y=y, level=True)]
             for name in names:
-                mine = [found[Cell(name=name, epsilon=e, sigma=sigma)] for e in EPSILONS]
-                lines.append(curve(name, EPSILONS, mine))
+                mine = [found[Cell(name=name, epsilon=e, sigma=sigma)] for e in where.epsilons]
+                lines.append(curve(name, where.epsilons, mine))
             panels.append(
                 Panel(
                     title=f"{condition(sigma)}, {what}",
@@ -195,7 +194,7 @@ def _untrained(item: str, where: SpofExperiment) -> list[ComparisonRow]:
 def comparison(request: ItemRequest) -> Result:
     """Compare the published gains in accuracy and time with ours, with intervals."""
     where = experiment(request)
-    found = train(request, where, grid())
+    found = train(request, where, grid(where.epsilons))
     rows: list[ComparisonRow] = []
     for sigma in SIGMAS:
         rows += _gain(where, found, sigma)
@@ -204,8 +203,8 @@ def comparison(request: ItemRequest) -> Result:
     rows.append(_operations())
     rows += _qualitative(where, found)
     rows += _untrained("comparison", where)
-    panels = [_gain_panel(found, sigma) for sigma in SIGMAS]
-    said = [_why(found, sigma) for sigma in SIGMAS]
+    panels = [_gain_panel(where, found, sigma) for sigma in SIGMAS]
+    said = [_why(where, found, sigma) for sigma in SIGMAS]
     said.append(_duration(where, found))
     result = _trained("comparison", "published gains beside ours", rows, panels, where, said)
     return result.judged([*verdicts.of_gains(where, found), *verdicts.of_orders(where, found)])
@@ -231,9 +230,9 @@ def _gain(where: SpofExperiment, found: Mapping[Cell, Found], sigma: float) -> l
         (FUNCTIONAL + CORRECTED, BASELINE + CORRECTED, "FM, corrected, over DP-SGD", None),
     )
     for first, second, what, printed in kinds:
-        points = interval(gains(found, first, second, sigma, EPSILONS))
+        points = interval(gains(found, first, second, sigma, where.epsilons))
         relative = verdicts.relative_gain(found, first, second, sigma)
-        own = [found[Cell(name=first, epsilon=e, sigma=sigma)] for e in EPSILONS]
+        own = [found[Cell(name=first, epsilon=e, sigma=sigma)] for e in where.epsilons]
         for quantity, (mean, half), number in (
             ("mean gain, % of DP-SGD's mean", relative, printed),
             ("mean gain, points of accuracy", points, None),
@@ -248,23 +247,23 @@ def _gain(where: SpofExperiment, found: Mapping[Cell, Found], sigma: float) -> l
                     ours=mean,
                     spread=half if math.isfinite(half) else None,
                     data=where.data,
-                    seeds=len(EPSILONS) * where.runs,
+                    seeds=len(where.epsilons) * where.runs,
                     stopped=sum(one.diverged for one in own),
                     collapsed=sum(one.collapsed for one in own),
-                    note=f"mean over epsilon {', '.join(shown_bound(e) for e in EPSILONS)}",
+                    note=f"mean over epsilon {', '.join(shown_bound(e) for e in where.epsilons)}",
                 )
             )
     return rows
 
 
-def _why(found: Mapping[Cell, Found], sigma: float) -> str:
+def _why(where: SpofExperiment, found: Mapping[Cell, Found], sigma: float) -> str:
     """Return what explains the gain, from the runs' own numbers."""
     stopped = {
         name: 100
         * statistics.fmean(
             found[Cell(name=name, epsilon=e, sigma=sigma)].diverged
             / len(found[Cell(name=name, epsilon=e, sigma=sigma)].accuracy)
-            for e in EPSILONS
+            for e in where.epsilons
         )
         for name in (OURS, BASELINE)
     }
@@ -288,7 +287,7 @@ def _time(
     """Return training time per epoch, all runs of a setting together, medians over epsilon."""
     ours, theirs = (
         statistics.median(
-            found[Cell(name=name + suffix, epsilon=e, sigma=sigma)].seconds for e in EPSILONS
+            found[Cell(name=name + suffix, epsilon=e, sigma=sigma)].seconds for e in where.epsilons
         )
         for name in (OURS, BASELINE)
     )
@@ -329,11 +328,11 @@ def _qualitative(where: SpofExperiment, found: Mapping[Cell, Found]) -> list[Com
 
     def mean(name: str, sigma: float) -> float:
         return statistics.fmean(
-            found[Cell(name=name, epsilon=e, sigma=sigma)].mean.mean for e in EPSILONS
+            found[Cell(name=name, epsilon=e, sigma=sigma)].mean.mean for e in where.epsilons
         )
 
     def over_epsilon(name: str) -> float:
-        values = [found[Cell(name=name, epsilon=e)].mean.mean for e in EPSILONS]
+        values = [found[Cell(name=name, epsilon=e)].mean.mean for e in where.epsilons]
         return max(values) - min(values)
 
     said = (
@@ -357,14 +356,15 @@ def _qualitative(where: SpofExperiment, found: Mapping[Cell, Found]) -> list[Com
     ]
 
 
-def _gain_panel(found: Mapping[Cell, Found], sigma: float) -> Panel:
+def _gain_panel(where: SpofExperiment, found: Mapping[Cell, Found], sigma: float) -> Panel:
     lines = []
     for label, suffix in (("as published", ""), ("corrected", CORRECTED)):
         mine = [
-            interval(gains(found, OURS + suffix, BASELINE + suffix, sigma, (e,))) for e in EPSILONS
+            interval(gains(found, OURS + suffix, BASELINE + suffix, sigma, (e,)))
+            for e in where.epsilons
         ]
         y, half = [one.mean for one in mine], [one.half for one in mine]
-        lines.append(Line(label=label, x=EPSILONS, y=y, half=half))
+        lines.append(Line(label=label, x=where.epsilons, y=y, half=half))
     return Panel(
         title=f"SPOF over DP-SGD, {condition(sigma)}; published in %: {verdicts.GAINS[sigma]:g}",
         x_label="epsilon",
@@ -378,13 +378,19 @@ def rates(request: ItemRequest) -> Result:
     """Compare under other learning rates: epsilon 1, noiseless."""
     where = experiment(request)
     names = (NON_PRIVATE, OURS, BASELINE, OURS + CORRECTED, BASELINE + CORRECTED)
-    cells = [Cell(name=name, rate=rate) for name in names for rate in RATES]
+    epsilon = request.one_epsilon(1.0)
+    cells = [Cell(name=name, epsilon=epsilon, rate=rate) for name in names for rate in RATES]
     found = train(request, where, cells)
     lines = [
-        curve(name, RATES, [found[Cell(name=name, rate=rate)] for rate in RATES]) for name in names
+        curve(name, RATES, [found[Cell(name=name, epsilon=epsilon, rate=rate)] for rate in RATES])
+        for name in names
     ]
     panel = Panel(
-        title="epsilon 1", x_label="learning rate", y_label="accuracy %", lines=lines, log_x=True
+        title=f"epsilon {shown_bound(epsilon)}",
+        x_label="learning rate",
+        y_label="accuracy %",
+        lines=lines,
+        log_x=True,
     )
     rows = [found[cell].row("rates", where) for cell in cells]
     result = _trained("rates", "accuracy over the learning rate", rows, [panel], where)

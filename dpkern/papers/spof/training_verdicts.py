@@ -42,7 +42,7 @@ def hindrance(where: SpofExperiment, found: Trained, sigma: float, *names: str) 
         wrong = spoiled(stopped, collapsed, runs)
         if wrong:
             return f"{name}: {wrong}"
-    if where.records.synthetic:
+    if not where.of_the_source:
         return (
             f"measured on {where.data}; the authors' protocol is `dpkern reproduce spof released`"
         )
@@ -124,11 +124,11 @@ def of_orders(where: SpofExperiment, found: Trained) -> list[Verdict]:
 
 
 def of_claims(where: SpofExperiment, found: Trained) -> list[Verdict]:
-    """Judge the claimed epsilon of every method at epsilon 1."""
-    del where
+    """Judge the claimed epsilon of every method at epsilon 1, or at the first of others."""
+    judged = 1.0 if 1.0 in where.epsilons else where.epsilons[0]
     verdicts = []
     for cell, one in found.items():
-        if cell.epsilon != 1.0 or cell.sigma or one.claimed is None or one.certified is None:
+        if cell.epsilon != judged or cell.sigma or one.claimed is None or one.certified is None:
             continue
         verdicts.append(
             of_epsilon(
@@ -148,7 +148,7 @@ def of_plateau(
 ) -> list[Verdict]:
     """Judge that accuracy over the constant is flat near 2.5."""
     del found
-    wrong = f"measured on {where.data}" if where.records.synthetic else ""
+    wrong = "" if where.of_the_source else f"measured on {where.data}"
     verdicts = []
     for cell, place in begins:
         if cell.name != OURS:

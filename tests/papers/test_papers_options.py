@@ -1,0 +1,147 @@
+"""Options of ``dpkern reproduce``: epsilons, clipping bounds and rates of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpkern import cli
+from dpkern.base.errors import InvalidInput
+from dpkern.papers import ItemRequest, catalogue, everything
+from dpkern.papers.adlm import training as adlm_training
+from dpkern.papers.adlm.setup import MNIST
+from dpkern.papers.cli import _epsilons
+from dpkern.papers.gredp import cells as gredp_cells
+from dpkern.papers.gredp import training as gredp
+from dpkern.papers.spof import setting as spof
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def labels(paper: str, item: str, **options: Any) -> list[str]:
+    """The trainings that an item would run."""
+    request = ItemRequest(quick=True, **options)
+    (planned,) = everything.plan([(paper, item)], lambda *_: request)
+    return [piece.label for piece in planned.pieces]
+
+
+@pytest.mark.parametrize(
+    ("paper", "item"),
+    sorted(pair for pair in catalogue.SIZED["epsilon"] if pair[1] not in ("fig5", "comparison")),
+)
+def test_every_training_has_the_epsilon_that_was_asked_for(paper: str, item: str) -> None:
+    pytest.importorskip("dp_accounting")
+    found = labels(paper, item, epsilon=(3.25,), rows=60 if paper == "spof" else 600)
+    free = ("plain", "unperturbed", "without noise", "non-private", "DP-SGD, noiseless")
+    named = [label for label in found if not any(word in label for word in free)]
+    assert named
+    if (paper, item) not in {("gredp", "fig4"), ("adlm", "released")}:
+        assert all("3.25" in label for label in named), named
+
+
+def test_items_with_one_epsilon_refuse_several() -> None:
+    for paper, item in (("gredp", "table1"), ("adlm", "released"), ("directional", "fig6")):
+        with pytest.raises(InvalidInput, match=r"^epsilon: expected one number"):
+            labels(paper, item, epsilon=(1.0, 2.0), rows=600)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "0", "-1", "nan", "inf", "1e9"])
+def test_epsilons_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "gredp", "table1", "--quick", "--epsilon", text]) == cli.REFUSED
+    assert "Example: --epsilon 0.5,1,2" in capsys.readouterr().err.replace("\n", " ")
+    assert _epsilons("2,0.5,2") == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("paper", "item", "option", "value"),
+    [
+        ("gredp", "table8", "max_grad_norm", 1.0),
+        ("directional", "fig6", "max_grad_norm", 1.0),
+        ("spof", "rates", "lr", 0.1),
+        ("spof", "released", "epsilon", (1.0,)),
+        ("pnsgd", "table", "epsilon", (1.0,)),
+        ("spof", "fig3", "max_grad_norm", 1.0),
+    ],
+)
+def test_what_an_item_fixes_is_refused(paper: str, item: str, option: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{option}: expected none"):
+        catalogue.reproduce(paper, item, ItemRequest(**{option: value}))
+
+
+def test_printed_accuracies_stand_beside_their_own_epsilon_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[gredp_cells.AccuracyCell] = []
+
+    def note(item: str, found: Sequence[gredp_cells.AccuracyCell], request: ItemRequest) -> None:
+        del item, request
+        asked.extend(found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gredp, "trained", note)
+
+    def printed(item: str, *epsilons: float) -> set[tuple[float, float | None]]:
+        asked.clear()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(gredp, item)(ItemRequest(quick=True, epsilon=epsilons or None))
+        return {(one.epsilon, one.printed) for one in asked if one.method == "GReDP"}
+
+    assert printed("table1") == {(1.0, 96.5)}
+    assert printed("table1", 3.0) == {(3.0, None)}
+    assert printed("by_epsilon", 1.0, 3.0) == {(1.0, 96.5), (3.0, None)}
+    assert printed("table8", 1.0, 3.0) == {(1.0, 96.43), (1.0, 96.5), (3.0, None)}
+    assert printed("fig5", 3.0) == {(3.0, None)}
+
+
+def test_a_clipping_bound_reaches_the_mechanism_and_decides_nothing() -> None:
+    request = ItemRequest(quick=True, max_grad_norm=0.25)
+    cell = gredp_cells.AccuracyCell(
+        name="LeNet-5", method="DP-SGD", epsilon=1.0, what="", printed=None
+    )
+    made: Any = gredp_cells._seeded(cell, request).mechanism
+    assert made.max_grad_norm == 0.25
+    assert request.departure(max_grad_norm=1.0) == "max grad norm 0.25 instead of 1"
+
+
+def test_spof_takes_another_rate_and_grid() -> None:
+    where = spof.experiment(ItemRequest(quick=True, rows=5, lr=0.5, epsilon=(2.0,)))
+    assert (where.lr, where.epsilons) == (0.5, (2.0,))
+    assert where.settings()["lr"] == 0.5
+    cell = spof.Cell(name=spof.OURS)
+    keys = [
+        spof._piece(where, one, "digest").key["lr"]
+        for one in (cell, dataclasses.replace(cell, rate=0.1))
+    ]
+    assert keys == [0.5, 0.1]
+
+
+def test_adlm_draws_curves_at_epsilons_that_were_run() -> None:
+    assert adlm_training.curves(MNIST, (0.25, 0.5, 8.0)) == [0.5]
+    assert adlm_training.curves(MNIST, (1.0, 3.0, 8.0)) == [1.0, 8.0]
+    assert adlm_training.averaged("MNIST", (0.25, 0.5, 8.0)) == [0.25, 0.5]
+    assert adlm_training.averaged("MNIST", (3.0,)) == [3.0]
+
+
+def test_adlm_has_three_lengths_of_one_training() -> None:
+    assert adlm_training.lengths(9) == [1, 3, 9]
+    assert adlm_training.lengths(1) == [1]
+    here: Any = SimpleNamespace(
+        experiment=MNIST, private=SimpleNamespace(source="digits"), epochs=9, genuine=False
+    )
+    numbers = {
+        "accuracy": [[10.0 * epoch for epoch in range(1, 10)]] * 2,
+        "epochs": list(range(1, 10)),
+        "diverged": 0,
+        "collapsed": 1,
+        "claimed": 0.5,
+        "certified": 1.0,
+        "relation": "local",
+    }
+    first, second = adlm_training.earlier("fig4", here, "AdLM", 0.5, numbers)
+    assert (first.ours, second.ours) == (10.0, 30.0)
+    assert second.setting == "AdLM, epsilon 0.5, after 3 of 9 epochs"
+    assert (first.published, first.guard) == (None, "")
