@@ -28,7 +28,8 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
-from .row_owners import GatheredRows
+from .row_owners import GatheredRows, owners_of
+from .sets_requires_grad import sets_requires_grad
 from .sum_store import SumStore
 from .uncompiled import show_forward
 from .unshared import fewest_holders, holders_of
@@ -388,6 +389,11 @@ class Capture:
         self.graphs.heard(use)
         return use
 
+    def are_gathered(self, x: Tensor) -> bool:
+        """Whether rows of an operand were gathered inside the module, in a way that is followed."""
+        found = owners_of(x, self.batch or 0, self._ticket)
+        return found is not None and found[1]
+
     def given(self, tensor: Tensor) -> bool:
         """Whether the tensor shares the memory of an argument that the module was called with."""
         if any(tensor is argument for argument in self._inputs):
@@ -637,10 +643,11 @@ class Capture:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments with the first tensor as a copy whose gradient the probe sees.
 
-        None if that tensor is not floating.
+        None if that tensor is not floating, or if the module sets ``requires_grad`` of tensors: a
+        copy with a graph forbids it, and the guard's passes tell alone whether samples mix.
         """
         first = next((t for t in tensors_in(arguments) if t.dim()), None)
-        if first is None or not first.is_floating_point():
+        if first is None or not first.is_floating_point() or sets_requires_grad(self.module):
             return None
         use = CapturedOp(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
         copied = applied(WatchedInput, self.anchor, use, first)

@@ -229,6 +229,9 @@ class Snapshot:
         with without_torch_function(), torch.no_grad():
             for container, saved in self._containers:
                 _refill(container, saved)
+            for table in self._empty:
+                if table:  # a hook that a pass has registered
+                    table.clear()
             for put, value in self._puts:
                 put(value)
             for tensor, gradient in self._gradients:
@@ -398,7 +401,11 @@ class Snapshot:
         # Not by its truth: an empty ModuleList may have buffers of its own.
         yield from ((dot + n, p) for n, p in module._modules.items() if p is not None)
         for name, value in list(held.items()):
-            if name not in _OWN and (name not in _STANDARD or value):
+            if name in _STANDARD and isinstance(value, dict) and value:
+                # By place: their keys count all hooks that were ever registered, anywhere.
+                self._containers.append((value, dict(value)))
+                yield from ((f"{dot}{name}[{i}]", v) for i, v in enumerate(value.values()))
+            elif name not in _OWN and (name not in _STANDARD or value):
                 yield dot + name, value
             elif isinstance(value, dict) and not value:
                 self._empty.append(value)

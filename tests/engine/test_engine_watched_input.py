@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkern.engine.layers import conv
+from dpkern.engine.sets_requires_grad import sets_requires_grad
 from tests.engine.engine_oracle import Op, check, draw, make, plan_for, run, sample_losses
 
 B = 4
@@ -56,3 +57,23 @@ def test_parameters_before_the_first_layer_still_count(in_place: bool) -> None:
 
     module = make(lambda: Op(scaled, scale=(2, 1, 1), weight=(3, 2, 3, 3))).double()
     check(module, (draw(B, 2, 6, 6),))
+
+
+class ForCheckpoints(nn.Module):
+    """Convolutions that ask for the gradient of their input, as speech models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = images()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x[:, :2]
+        if self.training:
+            h.requires_grad = True
+        return self.layers(h)
+
+
+def test_a_module_may_set_requires_grad_of_its_input() -> None:
+    assert sets_requires_grad(nn.Sequential(nn.Identity(), ForCheckpoints()))
+    assert not sets_requires_grad(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh()))
+    check(make(ForCheckpoints).double(), (draw(B, 3, 8, 8),))

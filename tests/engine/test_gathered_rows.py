@@ -103,6 +103,56 @@ def test_rows_that_only_later_batches_gather(gather: str, replayed: bool) -> Non
     assert (program.replays > before) is replayed
 
 
+class ScalesSometimes(nn.Module):
+    """Scale and shift, by parameters of their own, of rows that are sorted unless they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.scale, self.shift = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        in_order = bool((order == torch.arange(len(x))).all())
+        h = F.relu(self.a(x))
+        h = h * 1.0 if in_order else h[order]
+        h = h * self.scale + self.shift
+        return self.c(h * 1.0 if in_order else h[order.argsort()])
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["in order first", "gathered first"])
+def test_parameters_scale_and_shift_gathered_rows(first: bool) -> None:
+    torch.manual_seed(0)
+    loop = Loop(ScalesSometimes(), replayed=True)
+    for seed, in_order in enumerate([first, first, first, not first, first, not first]):
+        assert loop.error_of_step(*batch(seed, in_order=in_order)) < 1e-5
+
+
+class Chosen(nn.Module):
+    """Two experts with biases added apart, each for the rows that choose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.weight, self.bias = nn.Parameter(torch.randn(2, 8, 8)), nn.Parameter(torch.randn(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        chosen = x[:, 1] > 0
+        out = torch.zeros_like(h)
+        for expert in (0, 1):
+            (rows,) = torch.where(chosen == bool(expert))
+            out.index_add_(0, rows, h[rows] @ self.weight[expert] + self.bias[expert])
+        return self.c(out)
+
+
+def test_biases_of_experts_that_are_added_apart() -> None:
+    torch.manual_seed(0)
+    loop = Loop(Chosen(), replayed=True)
+    for seed in range(4):
+        assert loop.error_of_step(*batch(seed, in_order=False)) < 1e-5
+
+
 def test_rows_that_take_another_way_after_being_gathered_are_refused() -> None:
     torch.manual_seed(0)
     module = SortsSometimes(GATHERS["index"])

@@ -173,6 +173,26 @@ def test_every_change_leads_to_a_walk(change: str, model: Model) -> None:
         assert before.changes(Snapshot(model)) == set()
 
 
+def register(model: Model, index: int) -> None:
+    """Register a hook that remembers a number."""
+    model.layer.register_forward_hook(lambda *_: print(index))
+
+
+def test_hooks_that_passes_register_are_removed_and_compared_by_place(model: Model) -> None:
+    before = Snapshot(model)
+    left = []
+    for _ in range(2):
+        register(model, 1)
+        left.append(Snapshot(model, earlier=before))
+        before.restore(left[-1])
+        assert not model.layer._forward_hooks
+    first, second = left
+    assert first.changes(second) == set()
+    assert before.changes(first)
+    register(model, 2)
+    assert first.changes(Snapshot(model, earlier=before))
+
+
 @pytest.mark.parametrize("held", ["generator", "state"])
 def test_what_does_not_show_a_change_is_walked_every_time(held: str, model: Model) -> None:
     if held == "generator":

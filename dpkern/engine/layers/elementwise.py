@@ -58,6 +58,8 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             source.for_samples = lambda: _on_copies(func, args, kwargs, w, rows)
         return result
     batch = capture.require_batch("elementwise", ())
+    if broadcast and capture.are_gathered(x):
+        return _on_copies(func, args, kwargs, w, rows, x)
     fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
     if not fits:
         apart = with_samples((tuple(args), kwargs))
@@ -74,19 +76,27 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _on_copies(
-    func: Function, args: Sequence[Any], kwargs: dict[str, Any], w: Tensor, rows: int
+    func: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    w: Tensor,
+    rows: int,
+    gathered: Tensor | None = None,
 ) -> Any:
     """Run the operation on a copy of ``w`` for each row of the other operand."""
     dims = next(a.dim() for a in args if a is not w)
-    copies = _copies(w, rows, dims, getattr(func, "__name__", "elementwise").strip("_"))
+    name = getattr(func, "__name__", "elementwise").strip("_")
+    copies = _copies(w, rows, dims, name, gathered)
     return func(*(copies if a is w else a for a in args), **kwargs)
 
 
-def _copies(w: Tensor, rows: int, dims: int, operation: str) -> Tensor:
+def _copies(
+    w: Tensor, rows: int, dims: int, operation: str, gathered: Tensor | None = None
+) -> Tensor:
     """Return ``[rows, ...]`` of ``dims`` dimensions, of a ``w`` that is broadcast over the rows."""
     with without_torch_function():
         shape = tuple(w.shape)
-    copies = expand(w, rows, operation)
+    copies = expand(w, rows, operation, gathered)
     if dims > len(shape):
         return copies.reshape(rows, *(1,) * (dims - len(shape) - 1), *shape)
     return copies.reshape(rows, *shape[1:])

@@ -48,12 +48,20 @@ class _Expand(torch.autograd.Function):
         return None, None, None, None
 
 
-def expand(private: Tensor, rows: int, operation: str) -> Tensor:
-    """Expand a parameter to ``[rows, *shape]``, whose gradient is captured per sample."""
+def expand(private: Tensor, rows: int, operation: str, gathered: Tensor | None = None) -> Tensor:
+    """Expand a parameter to ``[rows, *shape]``, whose gradient is captured per sample.
+
+    Args:
+        private: the parameter.
+        rows: a multiple of the number of samples, in their order.
+        operation: what the copies are for.
+        gathered: ``[rows, ...]``, an operand whose rows were gathered from samples, as these are.
+    """
     target = whole_target_of(private)
     w = values(private)
     capture = source_of(private).capture
-    use = capture.use(operation, (target,), w.new_empty(()).expand(rows))
+    operand = w.new_empty(()).expand(rows) if gathered is None else gathered
+    use = capture.use(operation, (target,), operand)
     result: Tensor = applied(_Expand, capture.anchor, use, w, rows)
     return result
 
