@@ -53,6 +53,8 @@ class Facts:
         changes: arguments that are changed besides tensors that are declared ``written``.
         samples: the size whose entries never meet; empty if there is none.
         blind: inputs of which a sample's norm does not see every entry.
+        from_above: names of results that are never below the true value (``result``, or
+            ``result[1]`` of several): a norm that is too small would break the clipping bound.
         layouts: of tensors of which an op's own check asks more than the signature says.
         timed: sizes and arguments by the name of a benchmark: a word of ``SIZES``, and behind a
             comma the variant. They stand on top of ``usual``.
@@ -79,6 +81,7 @@ class Facts:
     changes: frozenset[str] = frozenset()
     samples: str = "B"
     blind: frozenset[str] = frozenset()
+    from_above: frozenset[str] = frozenset()
     layouts: Mapping[str, str] = field(default_factory=dict)
     timed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)

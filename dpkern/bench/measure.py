@@ -25,7 +25,7 @@ from .case import Case
 from .device import arguments, device_of, wait
 from .formulations import WITHOUT, Formulation, formulations_of
 from .limits import limit_of
-from .outcome import check_close, check_values, failure, outcome, run
+from .outcome import check_close, check_unchanged, check_values, failure, outcome, run
 from .paired import Rounds, Sampler, StopRule, collect
 
 OURS, LIMIT = "dpkern", "limit"
@@ -67,16 +67,7 @@ Row = dict[str, Any]
 
 def measure(case: Case, backend: str, settings: BenchSettings) -> Row:
     """Return the row of a case; without numbers where the backend refuses it or is wrong."""
-    row: Row = {
-        "op": case.op.name,
-        "case": case.name,
-        "sizes": _sizes(case),
-        "dtype": str(case.kind).removeprefix("torch.") if case.kind else None,
-        "backend": backend,
-        "isa": settings.isa,
-        "threads": settings.threads,
-        "cache": settings.cache,
-    }
+    row = identity(case, backend, settings)
     with ExitStack() as stack:
         stack.enter_context(torch_threads(settings.threads))
         stack.enter_context(torch.no_grad())
@@ -97,15 +88,30 @@ def measure(case: Case, backend: str, settings: BenchSettings) -> Row:
             return row | why
 
 
+def identity(case: Case, backend: str, settings: BenchSettings) -> Row:
+    """Return the fields of a row that say what it measures (``results.KEY``)."""
+    return {
+        "op": case.op.name,
+        "case": case.name,
+        "sizes": _sizes(case),
+        "dtype": str(case.kind).removeprefix("torch.") if case.kind else None,
+        "backend": backend,
+        "isa": settings.isa,
+        "threads": settings.threads,
+        "cache": settings.cache,
+    }
+
+
 def verify(case: Case, backend: str) -> None:
     """Compare one call with the reference.
 
     Raises:
         BackendError: the backend refuses the call.
-        AssertionError: the results differ.
+        AssertionError: the results differ, or an argument was changed that is not declared so.
     """
     args = _arguments(case, backend)
     check_values(case, args, run(case, backend, args))
+    check_unchanged(case, args, _arguments(case, backend))
 
 
 def _arguments(case: Case, backend: str) -> dict[str, Any]:

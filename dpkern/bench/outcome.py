@@ -59,6 +59,8 @@ def outcome(case: Case, args: dict[str, Any], result: Any) -> Tensors:
     return found
 
 
+BELOW = 1e-8
+"""Share by which the reference may lie above a true value: more than it does in float64."""
 _REFERENCES: dict[tuple[Any, ...], Tensors] = {}
 """Outcomes of the references of one op, for the backends that are compared one after the other."""
 
@@ -88,8 +90,27 @@ def check_values(case: Case, args: dict[str, Any], result: Any) -> None:
         if not case.facts.bits:
             bound = case.facts.bounds[case.kind or torch.float64]
             assert_close(f"{case}: {name}", mine, want, bound)
+            if name in case.facts.from_above and bool((mine < want - BELOW * want.abs()).any()):
+                raise AssertionError(f"{case}: {name} is below the true value")
         elif bits(mine) != bits(want):
             raise AssertionError(f"{case}: {name} has other bits than the reference")
+
+
+def check_unchanged(case: Case, args: dict[str, Any], before: dict[str, Any]) -> None:
+    """Check that a call wrote nothing besides what its op declares as written.
+
+    Raises:
+        AssertionError: an argument that changed, by its name.
+    """
+    for name in args.keys() - changed(case):
+        pairs = zip(tensors_in(args[name], name), tensors_in(before[name], name), strict=True)
+        for (part, now), (_, then) in pairs:
+            if not torch.equal(_bytes(now), _bytes(then)):
+                raise AssertionError(f"{case}: {part} was changed, and is not declared as written")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def check_close(case: Case, got: Tensors, tolerance: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,89 @@ def result(
 def key_of(row: Row) -> str:
     """Return a text that is the same for measurements of the same thing."""
     return json.dumps([row.get(name) for name in KEY], sort_keys=True)
+
+
+def digest_of(row: Row) -> str:
+    """Return a short name for what a row measures."""
+    return hashlib.sha256(key_of(row).encode()).hexdigest()[:12]
+
+
+def is_done(row: Row) -> bool:
+    """Whether a row needs no second measurement: it has numbers, of a quiet machine."""
+    return "ms" in row and bool(row["quiet"])
+
+
+SAME = ("commit", "dirty", "torch", "processor", "cores", "build", "devices", "variables")
+"""Entries of the environment that all runs of one result share."""
+
+
+def begun(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an unfinished result of the same plan.
+
+    Raises:
+        InvalidInput: no result, or one of another plan.
+    """
+    found = read(path)
+    if _plan_of(found["settings"]) != _plan_of(settings):
+        raise InvalidInput(
+            "resume",
+            expected="the options that this result was measured with",
+            got=f"others than in {path}",
+            remedy="Repeat its options (its field settings lists them), or name a new file.",
+        )
+    return found
+
+
+def _plan_of(settings: dict[str, Any]) -> str:
+    kept = {name: value for name, value in settings.items() if name != "done"}
+    return json.dumps(kept, sort_keys=True)
+
+
+def check_same_place(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to put rows of other code, or of another machine, into a result.
+
+    Raises:
+        InvalidInput: the environments differ.
+    """
+    # As the file gives them back: tuples are lists there.
+    now = json.loads(json.dumps(now))
+    differ = [name for name in SAME if before.get(name) != now.get(name)]
+    if differ:
+        raise InvalidInput(
+            "resume",
+            expected="the code and the machine that this result was begun with",
+            got=f"another {', '.join(differ)}",
+            remedy="Measure all of it anew, into a new file.",
+        )
+
+
+def merged(before: dict[str, Any], new: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """Return a result with the rows of both: new ones replace older ones of the same thing.
+
+    Args:
+        order: digests of what the plan selects; the result is complete if all have a row.
+    """
+    rows = {digest_of(row): row for row in [*before["rows"], *new["rows"]]}
+    places = {digest: i for i, digest in enumerate(order)}
+    # A reference's row, which no plan selects, stands behind its op's.
+    last: dict[str, int] = {}
+    for digest, row in rows.items():
+        last[row["op"]] = max(last.get(row["op"], -1), places.get(digest, -1))
+    ordered = sorted(rows, key=lambda digest: places.get(digest, last[rows[digest]["op"]] + 0.5))
+    runs = [*before.get("runs", [_run_of(before)]), _run_of(new)]
+    whole = set(order) <= rows.keys()
+    return {
+        **new,
+        "complete": new["complete"] and whole,
+        "settings": before["settings"],
+        "runs": runs,
+        "rows": [rows[digest] for digest in ordered],
+    }
+
+
+def _run_of(content: dict[str, Any]) -> dict[str, Any]:
+    place = content["environment"]
+    return {"date": place["date"], "load": place["load"], "rows": len(content["rows"])}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from ..base.validate import choice, integer
 from ..ops.testing import available_isas
 from .case import SIZES, Case, dtypes_of, sized, timed_cases
 from .cases import FACTS
-from .measure import CACHES, BenchSettings, Row, measure
+from .measure import CACHES, BenchSettings, Row, identity, measure
 from .paired import QUICK, StopRule
+from .results import digest_of
 
 REFERENCE = "reference"
 
@@ -41,6 +42,7 @@ class BenchPlan:
         quick: stop early: a look, no evidence.
         compiled: time what ``torch.compile`` makes of every formulation too.
         seconds: most time of a row's samples; None leaves it to the stop rule.
+        done: digests of rows that are there already (``results.digest_of``).
     """
 
     ops: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class BenchPlan:
     quick: bool = False
     compiled: bool = False
     seconds: float | None = None
+    done: tuple[str, ...] = ()
 
     @property
     def rule(self) -> StopRule:
@@ -72,6 +75,8 @@ class BenchPlan:
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name."""
         found = asdict(self)
+        if not self.done:
+            del found["done"]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
     @classmethod
@@ -230,17 +235,22 @@ def dropped(plan: BenchPlan) -> dict[str, str]:
 
 def rows(plan: BenchPlan) -> Iterator[Row]:
     """Measure what a plan selects; a case that no backend takes is measured by its reference."""
-    refused: list[bool] = []
+    taken: set[str] = set()
     for case, backend, settings in selected(plan):
+        place = digest_of(identity(case, "", replace(settings, isa=None)))
+        if digest_of(identity(case, backend, settings)) in plan.done:
+            taken.add(place)
+            continue
         changed = _changed_sizes(case, plan.shape or {})
         other = {"changed": {n.lstrip("*"): case.sizes[n] for n in changed}} if changed else {}
         row = measure(case, backend, settings) | other
         yield row
-        refused.append("refused" in row)
-        if backend == backends_of(case.op, plan)[-1]:
-            if all(refused) and not plan.backends:
-                yield measure(case, REFERENCE, settings) | other
-            refused.clear()
+        if "refused" not in row:
+            taken.add(place)
+        is_last = backend == backends_of(case.op, plan)[-1]
+        missing = digest_of(identity(case, REFERENCE, settings)) not in plan.done
+        if is_last and missing and place not in taken and not plan.backends:
+            yield measure(case, REFERENCE, settings) | other
 
 
 def torch_threads_here() -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from ..bench import history, results, revision, step, suite, text, worker
 from ..bench import sweep as growth
 from ..bench.case import SIZES
 from ..bench.environment import environment
-from ..bench.measure import CACHES
+from ..bench.measure import CACHES, identity
 from ..bench.paired import SLOWER
 from ..engine.demo.models import ALL_MODELS
 from ..engine.named import NAMES
@@ -57,7 +58,7 @@ def run(
     ] = None,
     threads: Annotated[
         list[str] | None,
-        typer.Option(help="Such as 1,2.", show_default="1 and all cores; --quick: 1"),
+        typer.Option(help="Such as 1,2 or 1..4.", show_default="1 and all cores; --quick: 1"),
     ] = None,
     cache: Annotated[
         list[str] | None,
@@ -110,6 +111,13 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="JSON file of the result; its table goes beside it.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with --out: measure what is missing, was disturbed or has no number.",
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
@@ -121,8 +129,9 @@ def run(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
+    counts = tuple(count for word in listed(threads) for count in span("threads", word))
     if model is not None:
-        for_ops = ("op", "backend", "size", "shape", "dtype", "cache", "isa", "compiled")
+        for_ops = ("op", "backend", "size", "shape", "dtype", "cache", "isa", "compiled", "resume")
         refuse_together("--model", for_ops, context)
         steps = step.StepPlan(
             model=model,
@@ -131,7 +140,7 @@ def run(
             row_shape=None
             if row_shape is None
             else tuple(number("row_shape", word) for word in listed([row_shape])),
-            threads=tuple(number("threads", word) for word in listed(threads)) or (1,),
+            threads=counts or (1,),
             peers=not no_peers,
             quick=quick,
             seconds=seconds,
@@ -144,7 +153,6 @@ def run(
     for_steps = ("mechanism", "batch", "row_shape", "no_peers")
     refuse_together("no --model", for_steps, context)
     sizes = listed(size) or (SIZES[:2] if quick else SIZES)
-    counts = tuple(number("threads", word) for word in listed(threads))
     plan = suite.BenchPlan(
         ops=listed(op),
         backends=listed(backend),
@@ -159,9 +167,21 @@ def run(
         seconds=seconds,
     )
     suite.check_plan(plan)
+    console = Console(stderr=json, soft_wrap=True)
+    if resume:
+        that(
+            out is not None,
+            "resume",
+            "the file to go on with",
+            "no --out",
+            "Name the result: --out run.json --resume.",
+        )
+        assert out is not None
+        published(resumed(plan, out, console), out, json)
+        return
     if out is not None:
         results.check_place(out, plan.complete)
-    published(measure(plan, Console(stderr=json, soft_wrap=True)), out, json)
+    published(measure(plan, console, out), out, json)
 
 
 def published(content: dict[str, Any], out: Path | None, json: bool) -> None:
@@ -350,31 +370,73 @@ def commits_since(file: Path) -> list[str]:
     return found
 
 
-def measure(plan: suite.BenchPlan, console: Console) -> dict[str, Any]:
+def resumed(plan: suite.BenchPlan, out: Path, console: Console) -> dict[str, Any]:
+    """Measure what a result does not have yet, and return the contents of both.
+
+    Raises:
+        InvalidInput: no such result, or one of other options, other code or another machine.
+    """
+    before = results.begun(out, plan.as_json())
+    kept = [row for row in before["rows"] if results.is_done(row)]
+    before = {**before, "rows": kept}
+    left = replace(plan, done=tuple(results.digest_of(row) for row in kept))
+    console.print(f"{len(kept)} rows are there.")
+    return measure(left, console, out, before)
+
+
+def measure(
+    plan: suite.BenchPlan,
+    console: Console,
+    out: Path | None = None,
+    before: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Measure a plan, print rows as they come, and return the contents of its result.
+
+    Args:
+        out: where what was measured is kept if the run is interrupted.
+        before: an earlier part of the same result.
 
     Raises:
         InvalidInput: the plan selects nothing.
     """
+    order = [
+        results.digest_of(identity(case, backend, settings))
+        for case, backend, settings in suite.selected(plan)
+    ]
     found = worker.measured(plan)
     place = next(found)
+    if before is not None:
+        results.check_same_place(before["environment"], place)
     rows: list[dict[str, Any]] = []
-    for row in found:
-        console.print(Text("\n".join(results.text_lines([row], title=not rows))))
-        rows.append(row)
-    if not rows:
+
+    def content() -> dict[str, Any]:
+        whole = plan.complete and set(order) <= {results.digest_of(row) for row in rows}
+        made = results.result(place, plan.as_json(), whole, rows)
+        if before is not None:
+            made = results.merged(before, {**made, "complete": plan.complete}, order)
+        return {**made, "left out": suite.dropped(plan)}
+
+    try:
+        for row in found:
+            console.print(Text("\n".join(results.text_lines([row], title=not rows))))
+            rows.append(row)
+    except KeyboardInterrupt:
+        if out is not None and rows:
+            results.write(out, content())
+            console.print(f"{len(rows)} rows are in {out}; --resume goes on.")
+        raise
+    if not rows and before is None:
         raise InvalidInput(
             "op",
             expected="a case with these sizes, dtypes and backends",
             got="none",
             remedy="Leave out --shape, --dtype or --backend; `dpkern info` shows who runs what.",
         )
-    content = results.result(place, plan.as_json(), plan.complete, rows)
-    content["left out"] = suite.dropped(plan)
-    left = [f"Left out: {op}: {reason}." for op, reason in suite.dropped(plan).items()]
-    notes = [*results.head(content), *results.why_not(rows), *left]
+    made = content()
+    left = [f"Left out: {op}: {reason}." for op, reason in made["left out"].items()]
+    notes = [*results.head(made), *results.why_not(made["rows"]), *left]
     console.print(Text("\n".join(part for line in notes for part in text.wrapped(line))))
-    return content
+    return made
 
 
 def measure_steps(plan: step.StepPlan, console: Console) -> dict[str, Any]:
@@ -390,6 +452,19 @@ def measure_steps(plan: step.StepPlan, console: Console) -> dict[str, Any]:
 def listed(values: list[str] | None) -> tuple[str, ...]:
     """Return the words of an option that may be repeated and may hold commas."""
     return tuple(word.strip() for value in values or () for word in value.split(",") if word)
+
+
+def span(name: str, text: str) -> tuple[int, ...]:
+    """Return the whole numbers of ``3``, or of ``1..4``, both ends included.
+
+    Raises:
+        InvalidInput: another text.
+    """
+    first, dots, last = text.partition("..")
+    low = number(name, first)
+    high = number(name, last) if dots else low
+    that(low <= high, name, "FIRST..LAST, going up", text, "Such as 1..4.")
+    return tuple(range(low, high + 1))
 
 
 def number(name: str, text: str) -> int:

@@ -89,6 +89,43 @@ def test_a_wrong_kernel_gets_no_number(name: str) -> None:
     assert row["ms"] > 0, row
 
 
+@pytest.mark.parametrize("name", sorted(n for n in OPS if FACTS[n].from_above))
+def test_a_norm_that_is_a_millionth_too_small_gets_no_number(name: str) -> None:
+    (place,) = FACTS[name].from_above
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        result = OPS[name].reference(*args, **kwargs)
+        named = dict(tensors_in(result, "result"))
+        named[place].sub_(1e-6 * named[place].abs())
+        return result
+
+    with dispatch.replaced(PAIRED, [(name, kernel, None)]):
+        row = measure(_tiny(name), PAIRED, ONE_LOOK)
+    assert "below the true value" in row["wrong"]
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_a_kernel_that_writes_into_its_inputs_gets_no_number(name: str) -> None:
+    def inputs(given: dict[str, Any]) -> list[torch.Tensor]:
+        kept = (t for n, tree in given.items() for _, t in tensors_in(tree, n))
+        return [t for t in kept if t.is_floating_point() and t.numel()]
+
+    written = changed(_tiny(name))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = OPS[name].schema.call.bind(*args, **kwargs).arguments
+        result = OPS[name].reference(*args, **kwargs)
+        for tensor in inputs({n: v for n, v in given.items() if n not in written})[:1]:
+            tensor.detach().mul_(1 + 1e-3)
+        return result
+
+    if not inputs({n: v for n, v in _tiny(name).arguments().items() if n not in written}):
+        pytest.skip("it only reads what it writes, or numbers")
+    with dispatch.replaced(PAIRED, [(name, kernel, None)]):
+        row = measure(_tiny(name), PAIRED, ONE_LOOK)
+    assert "not declared as written" in row["wrong"]
+
+
 @pytest.mark.parametrize("name", sorted(FORMULATIONS))
 def test_formulations_do_the_work_of_their_op(name: str) -> None:
     with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..case import Facts
-from ._shared import CHANNELS, CONVOLUTIONS, IMAGES, VOLUME, WHOLE, plane
+from ._shared import ABOVE, CHANNELS, CONVOLUTIONS, IMAGES, VOLUME, WHOLE, plane
 
 LAYER = Facts(examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS, timed=IMAGES)
 STEM = {"typical, first layer": plane(64, 3, 16, 28)}
@@ -16,6 +16,7 @@ FACTS = {
         LAYER,
         examples=(*CONVOLUTIONS, VOLUME, CONVOLUTIONS[0] | {"route": "gram"}),
         options={"route": ("auto", "direct")},
+        from_above=ABOVE,
         timed={**IMAGES, **STEM},
     ),
     "ghost.conv_integer_sum": replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ._shared import EMBEDDING, WHOLE
+from ._shared import ABOVE, EMBEDDING, WHOLE
 
 LOOKED_UP: dict[str, dict[str, Any]] = {
     "tiny": {"B": 4, "T": 4, "D": 8, "V": 11},
@@ -32,9 +32,9 @@ FACTS = {
     "ghost.embedding_integer_sum": replace(
         TABLE, entries={**WHOLE.entries, **EMBEDDING.entries}, bounds=WHOLE.bounds
     ),
-    "ghost.embedding_norm": TABLE,
+    "ghost.embedding_norm": replace(TABLE, from_above=ABOVE),
     "ghost.embedding_sum": TABLE,
-    "ghost.tied_cross": replace(TABLE, timed=TIED),
+    "ghost.tied_cross": replace(TABLE, timed=TIED, from_above=ABOVE),
     "ghost.tied_integer_sum": replace(
         WHOLE,
         examples=EMBEDDING.examples,

@@ -11,7 +11,7 @@ import torch
 from ...ops.spectral import Band
 from ...ops.spectral.bins import kept_bins
 from ..case import Call, Facts
-from ._shared import CHANNELS, CONVOLUTIONS, F32, F64, IMAGES, of_grid
+from ._shared import ABOVE, CHANNELS, CONVOLUTIONS, F32, F64, IMAGES, of_grid
 
 LINE, PLANE = Band((12,), "rectangle", 0.5), Band((12, 12), "shells", 0.4)
 SPECTRAL = (
@@ -60,6 +60,7 @@ CIRCULANT = Facts(
     positive=frozenset({"d"}),
     # A device transforms in float32, and lifts the norm by what that may err.
     bounds={F32: 1e-2, F64: 1e-10},
+    from_above=ABOVE,
     usual={"band": None},
     timed={
         "tiny": {"B": 4, "T": 2, "q": 2, "p": 2, "d": 8},
@@ -99,14 +100,17 @@ FACTS = {
             "large": {"B": 1024, "q": 64, "p": 64, "d": 64},
         },
     ),
-    "spectral.circulant_sum": CIRCULANT,
-    "spectral.conv_bins": Facts(examples=SPECTRAL, positive=CHANNELS, timed=ON_GRIDS),
+    "spectral.circulant_sum": replace(CIRCULANT, from_above=frozenset()),
+    "spectral.conv_bins": Facts(
+        examples=SPECTRAL, positive=CHANNELS, from_above=frozenset({"result[2]"}), timed=ON_GRIDS
+    ),
     "spectral.conv_norm": Facts(
         examples=(
             *(example | {"size": example["band"].size} for example in SPECTRAL),
             CONVOLUTIONS[1] | {"size": (12, 12)},
         ),
         positive=CHANNELS,
+        from_above=ABOVE,
         timed={name: images | {"size": images["band"].size} for name, images in ON_GRIDS.items()},
     ),
     "spectral.filtered": Facts(
@@ -124,6 +128,7 @@ FACTS = {
         ),
         bounds={F32: 2e-3, F64: 1e-8, torch.bfloat16: 5e-3, torch.float16: 5e-3},
         positive=CHANNELS | {"r", "taps"},
+        from_above=frozenset({"result[2]"}),
         timed={
             name: images | {"r": RANKS[name], "taps": math.prod(images["*K"])}
             for name, images in ON_GRIDS.items()
@@ -133,6 +138,7 @@ FACTS = {
         examples=({"r": 2, "taps": 6}, {"r": 3, "taps": 4}),
         shapes={"grads": _whitened},
         positive=frozenset({"r", "taps"}),
+        from_above=ABOVE,
         layouts={"grads": "dense"},
         timed={
             "tiny": {"B": 4, "co": 3, "ci": 2, "r": 5, "taps": 9},
