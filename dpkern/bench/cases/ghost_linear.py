@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..case import Facts
-from ._shared import WHOLE
+from ._shared import ABOVE, WHOLE
 
 LAYERS = {
     "tiny": {"B": 4, "T": 4, "d": 16, "p": 16},
@@ -22,6 +22,7 @@ FACTS = {
     "ghost.linear_norm": Facts(
         examples=({}, {"T": 1, "route": "rank_one"}),
         options={"route": ("auto", "gram", "direct")},
+        from_above=ABOVE,
         timed={**LAYERS, **PERCEPTRON},
     ),
     "ghost.linear_integer_sum": replace(
