@@ -243,6 +243,9 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "spectral.circulant_norm": lambda: spectral.circulant_norm(
             t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), band=blocks, **on
         ),
+        "spectral.circulant_product": lambda: spectral.circulant_product(
+            t(BATCH, 2, 7), t(5, 2, 7), convention="column", **on
+        ),
         "spectral.circulant_gradient": lambda: spectral.circulant_gradient(
             t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), **on
         ),

@@ -158,7 +158,9 @@ def markdown(result: dict[str, Any]) -> str:
         heads = ["layer", *(f"{c}: before, after" for c in COLUMNS)]
         lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         rows = [[row["ratios"][c] for c in COLUMNS] for row in result["layers"]]
-        lines += [_row(row["layer"], cells) for row, cells in zip(result["layers"], rows)]
+        lines += [
+            _row(row["layer"], cells) for row, cells in zip(result["layers"], rows, strict=True)
+        ]
         median = f"median (target {MEDIAN})"
         for name, of in ((median, statistics.median), (f"worst ({WORST})", max)):
             columns = zip(*rows, strict=True)

@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..base.errors import InvalidInput
 from ..base.validate import choice
+from ..ops import spectral
 from ..ops.spectral._sizes import fast
 
 TRANSFORMS_FROM = 70
@@ -83,11 +84,35 @@ def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Ten
     rows = x.reshape(-1, q, d)
     if p * q * d * d <= _DENSE or not len(rows):  # transforms know no empty batch
         product = F.linear(rows.reshape(-1, q * d), circulant_matrix(weight, convention))
+    elif _is_plain(x, weight):
+        product = spectral.circulant_product(
+            rows.contiguous(),
+            weight.contiguous(),
+            convention="row" if convention == "row" else "column",
+        )
     else:
         xs, ws = torch.fft.rfft(_transformable(rows)), torch.fft.rfft(_transformable(weight))
         ys = torch.einsum("nqk,pqk->npk", xs, ws.conj() if convention == "row" else ws)
         product = torch.fft.irfft(ys, n=d).to(torch.promote_types(x.dtype, weight.dtype))
     return product.reshape(*x.shape[:-2], p, d)
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether nothing but numbers is asked for, by one kernel: no derivative, trace or mode."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    ):
+        return False
+    kinds = {t.dtype for t in tensors}
+    return (
+        all(type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu for t in tensors)
+        and len(kinds) == 1
+        and kinds <= {torch.float32, torch.float64}
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    )
 
 
 def circulant_linear(

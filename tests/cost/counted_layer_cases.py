@@ -234,6 +234,12 @@ def circulant_norm(draw: Draw) -> Call:
     return operands, {"band": band}
 
 
+def circulant_product(draw: Draw) -> Call:
+    batch = draw.size(0, 3)
+    ins, outs, block = draw.sizes(9, 9, 9)
+    return (draw.tensor(batch, ins, block), draw.tensor(outs, ins, block)), {}
+
+
 def circulant_sum(draw: Draw) -> Call:
     (x, g), arguments = circulant_norm(draw)
     out = draw.tensor(g.shape[2], x.shape[2], x.shape[3])
@@ -364,4 +370,5 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "spectral.whitened_bins": whitened_bins,
     "ghost.rounded_gradient": linear_gradient,
     "ghost.rounded_sum": rounded_sum,
+    "spectral.circulant_product": circulant_product,
 }

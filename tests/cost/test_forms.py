@@ -42,6 +42,7 @@ RECORD = {
     "spectral.whitened_bins": (22572, 31448, 136910, 0),
     "spectral.whitened_norm": (18080, 280, 26006, 0),
     "spectral.circulant_norm": (20988, 320, 56986, 0),
+    "spectral.circulant_product": (28164, 6284, 58065, 0),
     "spectral.circulant_gradient": (18020, 18456, 90505, 0),
     "spectral.circulant_sum": (34020, 15816, 83192, 0),
     "product.matmul": (6836, 2996, 6504, 0),

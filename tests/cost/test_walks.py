@@ -73,6 +73,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "spectral.filtered": {"products": ("mm", "bmm"), "gains": ("mul_",)},
     "spectral.whitened_norm": {"coordinates": ("mm", "bmm", "mv", "linalg_vector_norm 0")},
     "spectral.circulant_norm": {"products over bins": ("bmm", "pow 0", "sum :2", "mul 0")},
+    "spectral.circulant_product": {"products": ("bmm",)},
     "spectral.circulant_gradient": {"products": ("bmm",), "squares": ("pow", "sum")},
     "spectral.circulant_sum": {
         "scaling": ("mul:4",),

@@ -149,6 +149,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     ),
     "circulant_gradient": lambda: _call(r(2, 3, 2, 8), r(2, 3, 1, 8)),
     "circulant_norm": lambda: _call(r(2, 3, 2, 8), r(2, 3, 1, 8), band=spectral.Band((8,), "all")),
+    "circulant_product": lambda: _call(r(2, 3, 8), r(2, 3, 8), convention="column"),
     "circulant_sum": lambda: _call(r(2, 3, 2, 8), r(2, 3, 1, 8), r(2), r(1, 2, 8)),
     "conv_bins": lambda: _call(r(2, 4, 5, 5), r(2, 6, 5, 5), band=BAND, **CONV),
     "whitened_bins": lambda: _call(

@@ -191,6 +191,43 @@ def _circulant_gradient(args: Arguments) -> Call:
     return call
 
 
+def _circulant_product(args: Arguments) -> Call:
+    x, weight, block = args["x"], args["weight"], args["x"].shape[2]
+
+    def call() -> Any:
+        xs, ws = torch.fft.rfft(x), torch.fft.rfft(weight)
+        return torch.fft.irfft(torch.einsum("bqk,pqk->bpk", xs, ws.conj()), n=block)
+
+    return call
+
+
+def _circulant_product_by_products(args: Arguments) -> Call:
+    x, weight, block = args["x"], args["weight"], args["x"].shape[2]
+
+    def call() -> Any:
+        xs, ws = (torch.fft.rfft(t).movedim(-1, 0) for t in (x, weight))
+        return torch.fft.irfft((xs @ ws.mH).movedim(0, -1), n=block)
+
+    return call
+
+
+def _circulant_product_dense(args: Arguments) -> Call:
+    x, weight = args["x"], args["weight"]
+    outs, ins, block = weight.shape
+    place = torch.arange(block)
+    lags = (place[None, :] - place[:, None]) % block
+
+    def call() -> Any:
+        whole = weight[:, :, lags].transpose(1, 2).reshape(outs * block, ins * block)
+        return (x.flatten(1) @ whole.t()).view(len(x), outs, block)
+
+    return call
+
+
+def _fits_row(args: Arguments) -> bool:
+    return bool(args.get("convention", "row") == "row")
+
+
 def _circulant_sum(args: Arguments) -> Call:
     x, g, factors, out = args["x"], args["g"], args["factors"], args["out"]
     block = x.shape[3]
@@ -283,6 +320,11 @@ FORMULATIONS = {
     "spectral.circulant_gradient": (
         Formulation("rfft, einsum", _circulant_gradient),
         Formulation("rfft, products", _circulant_gradient_by_products),
+    ),
+    "spectral.circulant_product": (
+        Formulation("rfft, einsum", _circulant_product, _fits_row),
+        Formulation("rfft, products", _circulant_product_by_products, _fits_row),
+        Formulation("dense product", _circulant_product_dense, _fits_row),
     ),
     "spectral.circulant_sum": (
         Formulation("rfft, einsum", _circulant_sum, _fits_unfiltered),

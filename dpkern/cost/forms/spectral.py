@@ -213,6 +213,19 @@ def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     ) + _modelled(circulant.transforms(x, g, batch))
 
 
+def circulant_product(x: torch.Tensor, weight: torch.Tensor, **_: Any) -> Itemised:
+    """Count ``spectral.circulant_product``."""
+    (batch, ins, block), outs = x.shape, len(weight)
+    made = itemised(
+        [(x.numel() + weight.numel(), x.dtype)],
+        [(batch * outs * block, x.dtype)],
+        walked=("products",),
+        products=batch * outs * ins * (block // 2 + 1) * Counts(MUL=4, ADD=3, SUB=1),
+    )
+    lines = batch * (ins + outs) + ins * outs
+    return made + _modelled(circulant.line(block) * lines)
+
+
 def circulant_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     """Count ``spectral.circulant_gradient``."""
     batch, positions, ins, block = x.shape
@@ -265,6 +278,7 @@ FORMS: dict[str, Form] = {
     "spectral.filtered": filtered,
     "spectral.whitened_norm": whitened_norm,
     "spectral.circulant_norm": circulant_norm,
+    "spectral.circulant_product": circulant_product,
     "spectral.circulant_gradient": circulant_gradient,
     "spectral.circulant_sum": circulant_sum,
 }

@@ -1,4 +1,4 @@
-"""Run the norm of block-circulant layers on the CPU, where each sample has one position."""
+"""Run block-circulant layers on the CPU: products, norms at one position, and weighted sums."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base.signature import Double, Float
+from ...base.signature import Double, Float, written
 from ..spectral._band import Band
+from ..spectral._spectra import half_gains, on
 from ..spectral.circulant import weights_of
 from ._extension import on_cpu
 from ._native import compiled
 
 LARGEST = 512
 """Largest block whose lags take less time than its transform."""
+
+LARGEST_TABLE = 128
+"""Largest block whose products with cosines and sines take less time than torch's transform."""
 
 
 @compiled
@@ -37,6 +41,30 @@ def circulant_squares(
         error: what rounding can hide, as a part of the product of the operands' squares.
     """
     raise NotImplementedError
+
+
+@compiled
+def circulant_multiply(
+    x: Float[Tensor, "B q d"], weight: Float[Tensor, "p q d"], sign: float
+) -> Float[Tensor, "y: B p d"]:
+    """Return the products of circulant blocks.
+
+    Args:
+        x, weight: of ``circulant_product``.
+        sign: 1 in the row convention, -1 in the other.
+    """
+    raise NotImplementedError
+
+
+@compiled
+def circulant_add(
+    x: Float[Tensor, "B T q d"],
+    g: Float[Tensor, "B T p d"],
+    factors: Float[Tensor, "B"],
+    gains: Double[Tensor, "K"] | None,
+    out: Float[Tensor, "p q d", written],
+) -> None:
+    """Add the weighted sum of gradients, each frequency times its gain."""
 
 
 @lru_cache(maxsize=64)
@@ -75,5 +103,29 @@ def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
     return on_cpu(x)
 
 
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("spectral.circulant_norm", _circulant_norm, _refuse),)
+def _circulant_product(x: Tensor, weight: Tensor, *, convention: str = "row") -> Tensor:
+    if not (x.numel() and weight.numel()):
+        return x.new_zeros(len(x), len(weight), x.shape[2])
+    return circulant_multiply(x, weight, 1.0 if convention == "row" else -1.0)
+
+
+def _circulant_sum(
+    x: Tensor, g: Tensor, factors: Tensor, out: Tensor, *, band: Band | None = None
+) -> None:
+    if x.numel() and g.numel():
+        gains = None if band is None else on(x.device, half_gains, band).flatten()
+        circulant_add(x, g, factors, gains, out)
+
+
+def _refuse_large(x: Tensor, *_: Any, **__: Any) -> str | None:
+    if x.shape[-1] > LARGEST_TABLE:
+        return f"has products with blocks of at most {LARGEST_TABLE} values"
+    return on_cpu(x)
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("spectral.circulant_norm", _circulant_norm, _refuse),
+    ("spectral.circulant_product", _circulant_product, _refuse_large),
+    ("spectral.circulant_sum", _circulant_sum, _refuse_large),
+)
 """``(op, run, refuse)``."""

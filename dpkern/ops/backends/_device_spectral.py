@@ -154,6 +154,7 @@ KERNELS: tuple[tuple[str, Any], ...] = (
     ("spectral.filtered", filtered.reference),
     ("spectral.whitened_norm", _whitened_norm),
     ("spectral.circulant_norm", _circulant_norm),
+    ("spectral.circulant_product", circulant.circulant_product.reference),
     ("spectral.circulant_gradient", circulant.circulant_gradient.reference),
     ("spectral.circulant_sum", _circulant_sum),
 )

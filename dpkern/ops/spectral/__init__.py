@@ -8,7 +8,7 @@ from . import literal
 from ._band import Band
 from ._basis import WhitenedBasis, pencil, smoothing, whitening
 from .bins import bins_sum, conv_bins
-from .circulant import circulant_gradient, circulant_norm, circulant_sum
+from .circulant import circulant_gradient, circulant_norm, circulant_product, circulant_sum
 from .conv_norm import conv_norm
 from .conv_sum import conv_sum, sum_route
 from .filter import filtered
@@ -21,6 +21,7 @@ __all__ = [
     "bins_sum",
     "circulant_gradient",
     "circulant_norm",
+    "circulant_product",
     "circulant_sum",
     "conv_bins",
     "conv_norm",

@@ -155,6 +155,9 @@ def _calls() -> dict[str, Callable[[], Any]]:
         ],
         "spectral.whitened_norm": lambda: spectral.whitened_norm(grads, eye, **to),
         "spectral.circulant_norm": lambda: spectral.circulant_norm(blocks, blocks, **to),
+        "spectral.circulant_product": lambda: spectral.circulant_product(
+            blocks.flatten(0, 1), blocks[0], **to
+        ),
         "spectral.circulant_gradient": lambda: spectral.circulant_gradient(blocks, blocks, **to),
         "spectral.circulant_sum": lambda: spectral.circulant_sum(
             blocks, blocks, factors, torch.zeros(2, 2, 8), **to
