@@ -155,18 +155,18 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
   const auto samples = static_cast<std::int64_t>(block.size());
   const std::int64_t steps = samples * positions;
   const std::int64_t panels = (rows.end - rows.begin + T::kRows - 1) / T::kRows;
-  F* const g = scratch<F, 4>(panels * T::kRows * steps);
+  const std::int64_t size = panel_size<T::kRows, F>(steps);
+  F* const g = scratch<F, 4>(panels * size);
   F* const a = scratch<F, 5>(T::kColumns * steps);
   for (std::int64_t b = 0; b < samples; ++b) {
     const Member<F>& member = block[static_cast<std::size_t>(b)];
     pack_panels<T::kRows>(member.g + rows.begin, positions, rows.end - rows.begin, shape.outputs,
-                          single ? member.factor : F{1}, g + b * positions * T::kRows,
-                          T::kRows * steps);
+                          single ? member.factor : F{1}, g + b * positions * T::kRows, size);
   }
   const bool fused = single && nearest && adds_exact_products<F, kBytes>();
   std::vector<std::int64_t> runs;
   if (single && nearest) {
-    make_odd(g, panels * T::kRows * steps);
+    make_odd(g, panels * size);
     runs = runs_of(block, Nearest<F>::kRoom);
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
@@ -179,7 +179,8 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
     for (std::int64_t panel = 0; panel < panels; ++panel) {
       const std::int64_t row = rows.begin + panel * T::kRows;
       const std::int64_t tall = std::min<std::int64_t>(T::kRows, rows.end - row);
-      const F* const left = g + panel * T::kRows * steps;
+      const F* const left = g + panel * size;
+      prefetch_rows<T::kColumns>(out + row * shape.inputs + column, tall, shape.inputs);
       IntegerTile<F, kBytes> total;
       total.clear();
       if (fused) {

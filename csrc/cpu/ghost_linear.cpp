@@ -223,16 +223,17 @@ DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, std::int64_t 
   using T = Tile<F, kBytes>;
   const std::int64_t steps = sample.positions;
   const std::int64_t row_panels = (sample.outputs + T::kRows - 1) / T::kRows;
-  F* const g = scratch<F, 1>(row_panels * T::kRows * steps);
+  const std::int64_t size = panel_size<T::kRows, F>(steps);
+  F* const g = scratch<F, 1>(row_panels * size);
   F* const a = scratch<F, 2>(T::kColumns * steps);
-  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g, T::kRows * steps);
+  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g, size);
   for (std::int64_t column = 0; column < sample.inputs; column += T::kColumns) {
     const std::int64_t used = std::min<std::int64_t>(T::kColumns, sample.inputs - column);
     pack_panels<T::kColumns>(sample.a + column, steps, used, sample.inputs, F{1}, a,
                              T::kColumns * steps);
     for (std::int64_t panel = 0; panel < row_panels; ++panel) {
       T tile;
-      tile.multiply_blocked(g + panel * T::kRows * steps, a, steps, block);
+      tile.multiply_blocked(g + panel * size, a, steps, block);
       visit(tile, panel * T::kRows, column);
     }
   }
@@ -390,10 +391,17 @@ void linear_gradient(const LinearGradient<F>& call, int threads) {
             sample, kKeptBlock,
             [&](const T& tile, std::int64_t row, std::int64_t column) DPK_INLINE {
               const auto used = std::min<std::int64_t>(T::kRows, rows - row);
-              const auto wide =
-                  static_cast<std::size_t>(std::min<std::int64_t>(T::kColumns, columns - column));
-              for (std::int64_t m = 0; m < used; ++m) {
-                __builtin_memcpy(to + (row + m) * columns + column, tile.at[m], wide * sizeof(F));
+              const auto wide = std::min<std::int64_t>(T::kColumns, columns - column);
+              F* const from = to + row * columns + column;
+              if (wide == T::kColumns) {
+                for (std::int64_t m = 0; m < used; ++m) {
+                  __builtin_memcpy(from + m * columns, tile.at[m], sizeof(tile.at[m]));
+                }
+              } else {
+                for (std::int64_t m = 0; m < used; ++m) {
+                  __builtin_memcpy(from + m * columns, tile.at[m],
+                                   static_cast<std::size_t>(wide) * sizeof(F));
+                }
               }
               total += tile.squares();
             });

@@ -52,12 +52,13 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
   std::int64_t steps = 0;
   for (const Run<F>& run : runs) steps += run.count;
   const std::int64_t panels = (rows.end - rows.begin + T::kRows - 1) / T::kRows;
-  F* const g = scratch<F, 4>(panels * T::kRows * steps);
+  const std::int64_t size = panel_size<T::kRows, F>(steps);
+  F* const g = scratch<F, 4>(panels * size);
   F* const a = scratch<F, 5>(T::kColumns * steps);
   std::int64_t done = 0;
   for (const Run<F>& run : runs) {
     pack_panels<T::kRows>(run.g + rows.begin, run.count, rows.end - rows.begin, shape.outputs,
-                          run.factor, g + done * T::kRows, T::kRows * steps);
+                          run.factor, g + done * T::kRows, size);
     done += run.count;
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
@@ -69,10 +70,11 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
       done += run.count;
     }
     for (std::int64_t panel = 0; panel < panels; ++panel) {
-      T tile;
-      tile.multiply(g + panel * T::kRows * steps, a, steps);
       const std::int64_t row = rows.begin + panel * T::kRows;
       const std::int64_t tall = std::min<std::int64_t>(T::kRows, rows.end - row);
+      prefetch_rows<T::kColumns>(out + row * shape.inputs + column, tall, shape.inputs);
+      T tile;
+      tile.multiply(g + panel * size, a, steps);
       for (std::int64_t m = 0; m < tall; ++m) {
         F* const to = out + (row + m) * shape.inputs + column;
         F sums[T::kColumns];

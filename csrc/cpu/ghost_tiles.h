@@ -80,24 +80,36 @@ DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std:
   for (std::int64_t c = used; c < width; ++c) to[c] = 0;
 }
 
+// Entries of a panel of `rows` rows and one line more: panels of a power of two begin in different
+// sets of the cache.
+template <int kWidth, class F>
+constexpr std::int64_t panel_size(std::int64_t rows) {
+  return kWidth * rows + 64 / static_cast<std::int64_t>(sizeof(F));
+}
+
 // `columns` of [rows, stride] -> panels of kWidth columns, each [rows, kWidth], zeros at the end.
+// Row after row, as they lie in memory: each line is read once.
 template <int kWidth, class S, class F>
 DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
                                    std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
-  for (std::int64_t first = 0; first < columns; first += kWidth) {
-    const std::int64_t used = std::min<std::int64_t>(kWidth, columns - first);
-    const S* row = from + first;
-    F* panel = to;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      if (used == kWidth) {
-        pack_row(row, kWidth, kWidth, scale, panel);
-      } else {
-        pack_row(row, used, kWidth, scale, panel);
-      }
-      row += stride;
-      panel += kWidth;
+  const std::int64_t whole = columns / kWidth, rest = columns % kWidth;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const S* const row = from + r * stride;
+    F* panel = to + r * kWidth;
+    for (std::int64_t i = 0; i < whole; ++i) {
+      pack_row(row + i * kWidth, kWidth, kWidth, scale, panel);
+      panel += panel_size;
     }
-    to += panel_size;
+    if (rest != 0) pack_row(row + whole * kWidth, rest, kWidth, scale, panel);
+  }
+}
+
+// Asks for the rows that a tile of sums is about to be added to, while it is multiplied.
+template <int kWidth, class F>
+DPK_INLINE inline void prefetch_rows(F* to, std::int64_t rows, std::int64_t stride) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(F));
+  for (std::int64_t m = 0; m < rows; ++m) {
+    for (int c = 0; c < kWidth; c += kLine) __builtin_prefetch(to + m * stride + c, 1);
   }
 }
 
