@@ -114,6 +114,20 @@ class Call:
         return made.double() if self.wide and dtype.is_floating_point else made
 
 
+class ShapesOnly(Call):
+    """A call whose tensors have shapes and no numbers: enough for a closed form."""
+
+    def normal(self, shape: Sequence[int]) -> torch.Tensor:
+        """Return a tensor without numbers."""
+        return torch.empty(tuple(shape), dtype=torch.float64, device="meta")
+
+    uniform = normal
+
+    def integers(self, end: int, shape: Sequence[int]) -> torch.Tensor:
+        """Return a tensor without numbers."""
+        return torch.empty(tuple(shape), dtype=torch.int64, device="meta")
+
+
 @dataclass(frozen=True)
 class Case:
     """A valid call of an op; every ``arguments()`` makes it anew, with the same numbers."""
@@ -140,7 +154,13 @@ class Case:
 
     def arguments(self, *, wide: bool = False) -> dict[str, Any]:
         """Return the arguments by parameter; ``wide`` gives the same numbers in float64."""
-        call = Call(self, wide)
+        return self._made(Call(self, wide))
+
+    def shapes(self) -> dict[str, Any]:
+        """Return the arguments by parameter, with tensors that have no numbers."""
+        return self._made(ShapesOnly(self, False))
+
+    def _made(self, call: Call) -> dict[str, Any]:
         for parameter in self.op.schema.signature.parameters:
             call.args[parameter.name] = self._argument(parameter, call)
         return call.args

@@ -7,6 +7,8 @@ anything else on their execution units; ``integers`` and ``words`` are those of 
 the cipher. Instructions that share units or places to start in a clock add up (``clocks``).
 ``traffic`` is every declared byte over the bandwidth of the smallest memory that holds them all.
 
+The first four are divided by the share that a processor's file says of the op's kernel, if it does.
+
 A primitive without a price is left out, which makes the time a lower bound; ``unpriced`` names it.
 """
 
@@ -174,6 +176,14 @@ class CoresAtWork:
                 return moved / (rate * clocks * figures.get("cache_share", 1.0))
         return moved / self.bandwidth
 
+    def cache_traffic(self, read: int, written: int) -> float:
+        """Return the seconds of moving operands if they lay in the second cache."""
+        figures = self.machine.machine
+        rate = figures.get("l2_bytes_per_clock")
+        if rate is None:
+            return 0.0
+        return max(read, written) / (rate * self.clock * figures.get("cache_share", 1.0))
+
     def seconds(self, counts: Mapping[str, int], lookups: int = 0) -> float:
         """Return the seconds of these operations, and of table reads, on their units."""
         rest = {p: n for p, n in counts.items() if p != "RNG"}
@@ -220,13 +230,17 @@ def op_time(
     read, written = (
         sum(getattr(item, f"bytes_{way}") for item in items.items) for way in ("read", "written")
     )
-    limits = {
+    passes, share = PASSES.get(op, 1), place.machine.kernels.get(op)
+    if share is not None:  # measured in a cache, where it holds for moving too
+        instructions = max(instructions, place.cache_traffic(read, written) * passes)
+    inside = {
         "compute": compute,
         "integers": 0.0 if product else place.seconds(integers, looked_up),
         "words": place.seconds(words),
         "instructions": instructions,
-        "traffic": place.traffic(read, written) * PASSES.get(op, 1),
     }
+    limits = {name: seconds / (share or 1.0) for name, seconds in inside.items()}
+    limits["traffic"] = place.traffic(read, written) * passes
     launch = 1e-6 * launches * place.machine.machine.get("launch_us", 0.0)
     return OpTime(
         **limits,

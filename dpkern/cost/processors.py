@@ -4,8 +4,9 @@ A file is TOML. ``[costs]`` gives units per instruction, ``[per_clock]`` instruc
 cost is one over it), ``lanes`` the numbers that one instruction works on, and ``[made_of.X]`` the
 priced operations that a primitive consists of, such as a square root of seven Newton steps. A
 primitive in none of them has no price; ``[missing]`` says why. ``[sets.X]`` gives the prices of
-another instruction set: ``zen4:avx2`` is Zen 4 without AVX-512. The other keys are the fields of
-``Processor``. The files that ship are in ``machines/``.
+another instruction set: ``zen4:avx2`` is Zen 4 without AVX-512. ``[kernels]`` holds shares that
+were measured. The other keys are the fields of ``Processor``. The files that ship are in
+``machines/``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..base.errors import InvalidInput
 
 _MACHINES = files(__package__) / "machines"
 _TEXTS = ("name", "title", "kind", "unit", "note")
-_TABLES = ("costs", "per_clock", "made_of", "missing", "machine", "pipes", "sets")
+_TABLES = ("costs", "per_clock", "made_of", "missing", "machine", "pipes", "sets", "kernels")
 _OF_A_SET = ("costs", "per_clock", "made_of", "pipes", "lanes", "issue")
 _FIGURES = (
     *("clock_ghz", "cores", "bandwidth_gb_s", "core_bandwidth_gb_s", "memory_gb", "launch_us"),
@@ -56,6 +57,9 @@ class Processor:
         machine_source: source of ``machine``.
         pipes: operations that share an execution unit, by its name. Others have one of their own.
         issue: instructions that start in a clock, times the lanes. None sets no bound.
+        kernels: op -> the share of its limits within a core that its kernel reaches, as measured at
+            a size that fits a cache. Above 1 where the kernel does less than the closed form.
+        kernels_source: source of ``kernels``.
     """
 
     name: str
@@ -71,6 +75,8 @@ class Processor:
     machine_source: str = ""
     pipes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     issue: float | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    kernels_source: str = ""
 
     def operations(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return ``counts`` in the operations that have a price, in the file's order."""
@@ -202,7 +208,18 @@ def parse(text: str, *, where: str, instructions: str = "") -> Processor:
         machine_source=machine_source,
         pipes=_pipes(data, costs, where),
         issue=_issue(data, where),
+        **_kernels(data, where),
     )
+
+
+def _kernels(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return shares by op and their source."""
+    shares = dict(data.get("kernels", {}))
+    source = shares.pop("source", "")
+    for name, share in shares.items():
+        if not _is_cost(share) or share == 0 or not _is_text(source):
+            raise _wrong(f"{where}: kernels.{name}", "a finite number > 0, a source", share)
+    return {"kernels": shares, "kernels_source": source}
 
 
 def _with_set(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:
@@ -212,7 +229,8 @@ def _with_set(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     if not isinstance(chosen, dict) or chosen.keys() - set(_OF_A_SET):
         known = ", ".join(sets) or "none"
         raise _wrong(f"{where}: sets.{name}", f"one of {known}, of {', '.join(_OF_A_SET)}", name)
-    rest = {key: value for key, value in data.items() if key not in _OF_A_SET}
+    # Shares of kernels were measured with the instructions of the file.
+    rest = {key: value for key, value in data.items() if key not in (*_OF_A_SET, "kernels")}
     named = {"name": f"{data.get('name')}:{name}", "title": f"{data.get('title')}, {name}"}
     return {**rest, **chosen, **named}
 

@@ -261,14 +261,16 @@ def _summary(
     step, mine, plain = steps[0]
     bound = "at least " if mine.lower_bound else ""
     far = ", ".join(
-        f"{e['median_error_percent']} % on {e['processor']} ({e['rows']} rows)" for e in errors
+        "{not_fitted_median_error_percent} % of {not_fitted_rows} rows on {processor}".format(**e)
+        for e in errors
     )
     here = place.machine.name.partition(":")[0] in {e["processor"] for e in errors}
     never = "" if here else f" Nothing of this has run on {place.machine.title}."
     return (
         f"A private step of {_title(model)} on {step.batch} samples is predicted to take {bound}"
         f"{_ms(mine.seconds)} ms on {place.machine.title}, {_ratio(mine, plain)} times the "
-        f"{_ms(plain.seconds)} ms of an ordinary one. Median error of such predictions: {far}."
+        f"{_ms(plain.seconds)} ms of an ordinary one. Median error of such predictions, "
+        f"where nothing was fitted: {far}."
         f"{never}{_too_large(place, steps)}"
     )
 

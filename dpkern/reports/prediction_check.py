@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from ..base.counts import Counts, Item, Itemised
 from ..base.report import ReportTable
 from ..base.rng import Purpose
 from ..cost import processors
 from ..cost._ops import shaped, stream
 from ..cost.forms import FORMS
-from ..cost.op_time import CoresAtWork, op_time
+from ..cost.op_time import CoresAtWork, OpTime, op_time
 from ..cost.processors import Processor
 from ..ops import update
 from ..privacy.mechanisms import DPSGD
@@ -48,7 +49,7 @@ class CheckedRow:
     Attributes:
         case: name of the row.
         processor: name of the processor file, and instruction set.
-        kind: ``noise``, ``clip``, ``update`` or ``step``.
+        kind: ``noise``, ``clip``, ``update``, ``op`` (a case of the benchmark) or ``step``.
         threads: cores at work.
         measured, predicted: seconds.
         fitted: whether prices or shares were fitted to it.
@@ -84,7 +85,7 @@ def checked(name: str) -> tuple[CheckedRow, ...]:
 def _checked(name: str, row: Mapping[str, Any]) -> CheckedRow:
     machine = processors.load(f"{name}:{row['set']}" if row["set"] else name)
     return CheckedRow(
-        case=row["case"],
+        case=" ".join(row[name] for name in ("op", "case") if name in row),
         processor=machine.name,
         kind=row["kind"],
         threads=row["threads"],
@@ -112,6 +113,8 @@ def _predicted(machine: Processor, row: Mapping[str, Any]) -> float:
         items = FORMS["noise.add_noise"](shaped((row["count"],), dtype), **given)
         place = replace(place, rounds=row["rounds"])
         return op_time("noise.add_noise", items, place, dtype=dtype).seconds
+    if kind == "op":
+        return _op(place, row).seconds
     if kind == "clip":
         grads = [shaped((row["batch"], n), torch.float32) for n in row["columns"]]
         exact = {"arithmetic": row["arithmetic"]}
@@ -119,6 +122,36 @@ def _predicted(machine: Processor, row: Mapping[str, Any]) -> float:
         items = FORMS["clip.clip_sum"](grads, 1.0, unit=unit, **exact)
         return op_time("clip.clip_sum", items, place, dtype=torch.float32).seconds
     return _update(place, row)
+
+
+def _op(place: CoresAtWork, row: Mapping[str, Any]) -> OpTime:
+    """Predict a case of the benchmark, with the copy or product that was measured beside it.
+
+    Its lines are kept with it, for cases stand above this room; tests compare them with the form.
+    """
+    items = Itemised(
+        tuple(Item(**{**line, "counts": Counts(line["counts"])}) for line in row["lines"])
+    )
+    figures = dict(place.machine.machine)
+    if row["limit"] == "product":
+        flops = sum(item.floating for item in items.items)
+        peak = 1e-9 * flops / row["limit_seconds"]
+        figures |= {"peak_gflops": peak * figures["cores"], "product_share": 1.0}
+    else:  # of the caches only those that a core has alone
+        ways = (sum(getattr(i, f"bytes_{way}") for i in items.items) for way in ("read", "written"))
+        place = replace(place, bandwidth=max(ways) / row["limit_seconds"])
+        figures.pop("l3_kb", None)
+    machine = replace(place.machine, machine=figures)
+    dtype = getattr(torch, row["dtype"] or "float32")
+    return op_time(row["op"], items, replace(place, machine=machine), dtype=dtype)
+
+
+def inside_seconds(processor: str, row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what a kernel that reaches all of its limits takes within a core, and its call."""
+    machine = processors.load(processor)
+    machine = replace(machine, kernels={row["op"]: 1.0})
+    time = _op(CoresAtWork.of(machine, 1), row)
+    return max(time.compute, time.integers, time.words, time.instructions), time.launch
 
 
 def _update(place: CoresAtWork, row: Mapping[str, Any]) -> float:
@@ -194,4 +227,13 @@ def table(found: Sequence[Mapping[str, Any]]) -> ReportTable:
     )
 
 
-__all__ = ["PLAIN", "TARGET", "CheckedRow", "checked", "facts", "measured_names", "table"]
+__all__ = [
+    "PLAIN",
+    "TARGET",
+    "CheckedRow",
+    "checked",
+    "facts",
+    "inside_seconds",
+    "measured_names",
+    "table",
+]

@@ -13,11 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kernel_shares import lines_of
 from dpkern import PrivacyEngine
 from dpkern.base import dispatch
 from dpkern.base.counts import Counts, Item, Itemised
+from dpkern.base.dispatch import OPS
 from dpkern.base.errors import InvalidInput
+from dpkern.bench.case import sized
+from dpkern.bench.cases import FACTS
 from dpkern.cost import processors
+from dpkern.cost._ops import shaped
+from dpkern.cost.forms import FORMS
 from dpkern.cost.op_time import CoresAtWork, op_time
 from dpkern.ops import update
 from dpkern.reports import prediction, prediction_check
@@ -200,6 +206,59 @@ def test_a_wrong_price_is_seen_in_the_error(monkeypatch: pytest.MonkeyPatch) -> 
     rows = [r for r in prediction_check.checked("zen4") if r.processor == "zen4"]
     noise = sorted(abs(r.error) for r in rows if r.kind == "noise")
     assert noise[len(noise) // 2] > prediction_check.TARGET
+    prediction_check.checked.cache_clear()
+
+
+def test_a_kernel_s_share_divides_what_happens_in_a_core_and_not_memory() -> None:
+    def seconds(share: float | None, batch: int) -> float:
+        kernels = {} if share is None else {"clip.sample_norm": share}
+        place = CoresAtWork.of(replace(ZEN4, kernels=kernels), 1)
+        grads = shaped((batch, 1000), torch.float32)
+        items = FORMS["clip.sample_norm"](grads)
+        return op_time("clip.sample_norm", items, place, dtype=torch.float32).seconds
+
+    call = 1e-6 * ZEN4.machine["launch_us"]
+    small, large = 16, 1 << 20
+    ratio = (seconds(0.1, small) - call) / (seconds(0.2, small) - call)
+    assert ratio == pytest.approx(2.0)
+    assert seconds(0.9, large) == seconds(None, large)  # memory decides
+    assert seconds(0.01, large) > 2 * seconds(None, large)
+
+
+def test_shares_of_kernels_are_of_ops_and_of_one_instruction_set() -> None:
+    known = processors.load("icelake")
+    assert known.kernels.keys() <= FORMS.keys()
+    assert "kernel_shares" in known.kernels_source
+    assert not processors.load("icelake:avx2").kernels
+    text = Path(processors.__file__).parent.joinpath("machines/icelake.toml").read_text()
+    with pytest.raises(InvalidInput, match=r"kernels\.clip\.clip_sum"):
+        processors.parse(text.replace('"clip.clip_sum" = 0.232', '"clip.clip_sum" = 0'), where="x")
+
+
+def test_lines_of_measured_cases_are_those_of_today_s_forms() -> None:
+    """If this fails, take the lines of ``benchmarks.kernel_shares.lines_of`` into the file."""
+    folder = Path(processors.__file__).parent / "machines" / "measured"
+    rows = json.loads((folder / "icelake.json").read_text())["rows"]
+    cases = [row for row in rows if row["kind"] == "op"]
+    assert len(cases) > 100
+    for row in cases:
+        kind = row["dtype"] and getattr(torch, row["dtype"])
+        case = sized(OPS[row["op"]], FACTS[row["op"]], row["case"], {}, kind)
+        assert lines_of(case) == row["lines"], f"{row['op']} {row['case']}"
+
+
+def test_a_wrong_share_is_seen_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = processors.load
+
+    def wrong(source: Any) -> Any:
+        machine = load(source)
+        return replace(machine, kernels={op: 2 * s for op, s in machine.kernels.items()})
+
+    prediction_check.checked.cache_clear()
+    monkeypatch.setattr(processors, "load", wrong)
+    rows = [r for r in prediction_check.checked("icelake") if r.kind == "op" and not r.fitted]
+    errors = sorted(abs(r.error) for r in rows)
+    assert errors[len(errors) // 2] > prediction_check.TARGET
     prediction_check.checked.cache_clear()
 
 
