@@ -17,8 +17,11 @@ from .capture import Capture
 from .parameter import without_torch_function
 from .provenance import ModuleBoundary, YieldedBatch
 
-DROPPED = "batches that engine.drop() forgot were not chosen by looking at their samples"
-"""The condition of certificates after a batch was dropped."""
+DROPPED = (
+    "batches that the loop left out (engine.drop(), or no pass over them) were not chosen by "
+    "looking at their samples or their number"
+)
+"""The condition of certificates after a batch was dropped or skipped."""
 
 
 class BatchOrder:
@@ -115,7 +118,7 @@ class BatchOrder:
             )
         self._begin(batch.size, batch.first, batch.final)
         while self._pending.popleft() is not batch:
-            pass
+            self.step.ledger.assume(DROPPED)
 
     def current_batch(self) -> YieldedBatch | None:
         """Return the batch that the loop is at: in the module already, or the oldest one yielded.

@@ -60,7 +60,7 @@ def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TR
     def batch(numbers: list[int], seed: int) -> Any:
         _seed(seed, own)
         records = records_of(dataset, numbers) if at_once else [read[i] for i in numbers]
-        return collate(copy.deepcopy(records))
+        return collate(copied(records))
 
     with random_state_kept(), _put_back(collate, reader) as own:
         read = {} if at_once else dict(zip(chosen, records_of(dataset, chosen), strict=True))
@@ -113,6 +113,16 @@ def _seed(seed: int, own: Sequence[Any] = ()) -> None:
             generator.state = type(generator)(seed).state
         else:
             generator.seed(seed)
+
+
+def copied(record: Any) -> Any:
+    """Return a copy of a record, or of a list of them, that shares no memory with it."""
+    kind = type(record)
+    if kind is torch.Tensor and not record.requires_grad:
+        return record.clone()
+    if kind is tuple or kind is list:
+        return kind([copied(item) for item in record])
+    return record if kind in (int, float, str, bool) else copy.deepcopy(record)
 
 
 def _reader(dataset: Any) -> Callable[..., Any] | None:

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from ..base.errors import UnsupportedModule
 from .calls_apart import first_apart, recorded
 from .fewer_rows import check_fewer_rows
+from .gradient_difference import check_gradients
 from .local import local
 from .outcome import ProbeOutcome
+from .own_state_dict import own_state_dicts, same_entries_of, saved_entries
 from .parameter import without_torch_function
 from .random_state import RandomState
 from .reachable import Snapshot
@@ -235,6 +237,21 @@ class DifferenceProbe:
                 *(self.module, self._pass_and_back, self.arguments, self.batch, self._draws),
                 base.output,
             )
+        clean = not outcome.mixed and not outcome.absorbed and outcome.by_number is None
+        if rows and self.whole and clean and torch.is_grad_enabled():
+            outcome.by_gradients = check_gradients(
+                self.module, self._pass_backward, self.arguments, self.batch, self._draws
+            )
+
+    def _pass_backward(self, arguments: Arguments, backward: Callable[[Any], Any]) -> Any:
+        """Return what ``backward`` makes of the output of a pass, and put the state back."""
+        self._draws.restore()
+        torch.clear_autocast_cache()
+        try:
+            return backward(self.call(*arguments[0], **arguments[1]))
+        finally:
+            torch.clear_autocast_cache()
+            self._put_back()
 
     def _pass_and_back(self, arguments: Arguments) -> Any:
         """Return the output of a pass and put the module's state back."""
@@ -429,6 +446,10 @@ class DifferenceProbe:
         live = self.together(bool(differ) and not saved)
         if not live or saved:
             return saved
+        if own_state_dicts(self.module):
+            first_saved = self._saved(left)
+            if any(not same_entries_of(first_saved, self._saved(other)) for other in others):
+                return sorted(differ)
         # Passes on the same samples, from states that other samples left, must agree.
         one, first = self._again(left)
         found: set[str] = set()
@@ -442,6 +463,14 @@ class DifferenceProbe:
                 if isinstance(first.values.get(path, second.values.get(path)), _KEPT)
             }
         return sorted(found)
+
+    def _saved(self, state: Snapshot) -> dict[str, Any]:
+        """Return what ``state_dict()`` gives in this state."""
+        state.restore()
+        try:
+            return saved_entries(self.module)
+        finally:
+            self._put_back()
 
     def _again(self, start: Snapshot) -> tuple[Any, Snapshot]:
         """Run a pass on the batch from the state ``start``; return its output and the new state."""

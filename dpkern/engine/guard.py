@@ -118,7 +118,8 @@ class ForwardGuard:
         if usual and recording and quick is not None and quick.before() and occasions.count_pass():
             self._usual = True
             return
-        why = occasions.due(recording, _ONE_TENSOR if usual else _flags(args, kwargs))
+        given = (_ONE_TENSOR, ()) if usual else (_flags(args, kwargs), _numbers(args, kwargs))
+        why = occasions.due(recording, *given)
         if occasions.refreshed != self._structure:
             self._structure = occasions.refreshed
             self.state.refresh()
@@ -316,9 +317,36 @@ class ForwardGuard:
 
 def _flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the arguments that are no tensors: a flag among them may switch on another pass."""
-    named = [(k, v) for k, v in kwargs.items() if v is None or isinstance(v, (bool, str))]
-    placed = [a if a is None or isinstance(a, (bool, str)) else type(a).__name__ for a in args]
-    return (*placed, *named, *kwargs)
+    given = (*enumerate(args), *kwargs.items())
+    return tuple(
+        (name, value if value is None or isinstance(value, (bool, str)) else type(value).__name__)
+        for place, argument in given
+        for name, value in _leaves(argument, str(place))
+    )
+
+
+def _numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """Return the numbers among the arguments, those in tensors of the CPU without rows too."""
+    found = []
+    for _, value in (leaf for each in (*args, *kwargs.values()) for leaf in _leaves(each)):
+        if type(value) is Tensor and not value.dim() and value.device.type == "cpu":
+            value = value.item()
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.append(str(value))  # NaN, too, equals itself
+    return tuple(found)
+
+
+_MOST_ENTRIES = 4
+"""Number of entries up to which lists are looked into; longer ones tend to hold samples."""
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arguments, and the entries of dictionaries and short lists, with their places."""
+    if isinstance(tree, dict) or (isinstance(tree, (tuple, list)) and len(tree) <= _MOST_ENTRIES):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(value, f"{name}.{key}")
+    else:
+        yield name, tree
 
 
 _ONE_TENSOR = ("Tensor",)

@@ -58,16 +58,19 @@ class Occasions:
         self.combination = 0
         """A hash of everything discrete, as the last pass has found it."""
         self._given: Hashable = ()
+        self._numbers: Hashable = ()
 
-    def due(self, recording: bool, given: Hashable = ()) -> str | None:
+    def due(self, recording: bool, given: Hashable = (), numbers: Hashable = ()) -> str | None:
         """Return why this pass is to be probed: ``new``, ``changed``, ``secret``; None if not.
 
         Args:
             recording: whether gradients are recorded; other passes have no secret times.
             given: flags among the arguments of the pass.
+            numbers: numbers among them, whose changes count like those of numbers in the module.
         """
         self._given = given
-        returned = False
+        returned = self._seen and numbers != self._numbers
+        self._numbers = numbers
         if not self._same():
             self._read()
             before, self.combination = self.combination, self._combination()

@@ -27,6 +27,8 @@ class ProbeOutcome:
     failure: Exception | None = None
     by_number: UnsupportedModule | None = None
     """The error for outputs that depend on the number of samples."""
+    by_gradients: UnsupportedModule | None = None
+    """The error for gradients that depend on the other samples."""
     has_losses: bool = False
     """Whether the module returns scalars that require a gradient."""
 
@@ -43,7 +45,7 @@ class ProbeOutcome:
             )
         if self.absorbed:
             return absorbs(self.absorbed)
-        return self.by_number
+        return self.by_number or self.by_gradients
 
 
 def absorbs(names: Sequence[str]) -> UnsupportedModule:

@@ -8,7 +8,6 @@ condition. Otherwise such batches are refused.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ..base.errors import PrivacyError
+from .collating import copied
 from .empty import records_of
 from .provenance.trees import tensors_of
 
@@ -57,7 +57,7 @@ class PaddingCheck:
         """
         count = len(dataset)
         chosen = sorted({i * (count - 1) // max(_RECORDS - 1, 1) for i in range(_RECORDS)})
-        alone = [collate([copy.deepcopy(r)]) for r in records_of(dataset, chosen)]
+        alone = [collate([copied(r)]) for r in records_of(dataset, chosen)]
         if len({tuple(_shapes(tree)) for tree in alone}) > 1:
             self._found()
 

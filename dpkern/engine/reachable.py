@@ -54,6 +54,7 @@ _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, _CA
 
 _OWN = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
+_TABLES = _STANDARD - _OWN
 """Standard attributes of a module: tables of hooks and the like, most of them empty."""
 _SAME: Any = object()
 
@@ -227,8 +228,10 @@ class Snapshot:
             return []
         same = {} if since is None else since._held
         with without_torch_function(), torch.no_grad():
+            all_hold = same_entries(*self._dicts)  # one look in C serves most passes
             for container, saved in self._containers:
-                _refill(container, saved)
+                if not (all_hold and type(container) is dict):
+                    _refill(container, saved)
             for table in self._empty:
                 if table:  # a hook that a pass has registered
                     table.clear()
@@ -401,7 +404,7 @@ class Snapshot:
         # Not by its truth: an empty ModuleList may have buffers of its own.
         yield from ((dot + n, p) for n, p in module._modules.items() if p is not None)
         for name, value in list(held.items()):
-            if name in _STANDARD and isinstance(value, dict) and value:
+            if name in _TABLES and isinstance(value, dict) and value:
                 # By place: their keys count all hooks that were ever registered, anywhere.
                 self._containers.append((value, dict(value)))
                 yield from ((f"{dot}{name}[{i}]", v) for i, v in enumerate(value.values()))

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from ..base.errors import InvalidInput
 
@@ -15,7 +15,8 @@ def check_repeats(dataset: Any) -> None:
     """Refuse subsets and concatenations of torch that list a record more than once.
 
     A record that is listed k times can be in a batch k times, and would move the clipped sum by k
-    times the bound. Entries of other classes of data sets are taken to be different records.
+    times the bound. Entries of other classes of data sets are taken to be different records, unless
+    two that are joined wrap the same data set, as two augmentations of it do.
 
     Raises:
         InvalidInput: a record twice.
@@ -57,6 +58,14 @@ def _entries(dataset: Any) -> list[tuple[Any, np.ndarray[Any, Any]]] | None:
         for part in dataset.datasets:
             inner = _entries(part)
             whole = len(part) if isinstance(part, Sized) else 0
-            parts += inner if inner is not None else [(part, np.arange(whole))]
+            parts += inner if inner is not None else [(_inner(part, whole), np.arange(whole))]
         return parts
     return None
+
+
+def _inner(dataset: Any, size: int) -> Any:
+    """Return the data set of as many records that this one holds, or this one itself."""
+    for value in getattr(dataset, "__dict__", {}).values():
+        if isinstance(value, Dataset) and isinstance(value, Sized) and len(value) == size:
+            return value
+    return dataset

@@ -7,6 +7,7 @@ graph only, so that such a model must get its input as it came.
 from __future__ import annotations
 
 import dis
+import inspect
 import types
 from collections.abc import Iterator
 
@@ -16,10 +17,11 @@ from torch import nn
 def sets_requires_grad(module: nn.Module) -> bool:
     """Whether the forward function of a part has an assignment to an attribute of this name."""
     kinds = {type(part) for part in module.modules()}
+    forwards = [inspect.getattr_static(kind, "forward", None) for kind in kinds]
     return any(
         instruction.opname == "STORE_ATTR" and instruction.argval == "requires_grad"
-        for kind in kinds
-        for code in _codes(getattr(kind.forward, "__wrapped__", kind.forward))
+        for forward in forwards
+        for code in _codes(getattr(forward, "__wrapped__", forward))
         if "requires_grad" in code.co_names
         for instruction in dis.get_instructions(code)
     )

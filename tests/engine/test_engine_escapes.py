@@ -17,6 +17,8 @@ from dpkern.engine.optimizer import PUBLIC
 from dpkern.engine.provenance.escapes import DECIDED
 from dpkern.engine.provenance.leaves import OWN_FUNCTIONS
 from dpkern.engine.provenance.meeting import PLACES
+from dpkern.engine.provenance.rules import NODES
+from dpkern.engine.provenance.statistic import READ
 from tests.engine.engine_run import Run
 
 Body = Callable[[Run, Tensor, Tensor, int], Any]
@@ -137,6 +139,27 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
     ),
     "part of the losses by place": (
         lambda r, x, y, i: F.cross_entropy(r.module(x)[:2], y[:2]).backward(),
+        PLACES,
+    ),
+    "number read as float": (lambda r, x, y, i: plain(r, x * (float(x.max()) / 3), y), READ),
+    "array of the outputs": (
+        lambda r, x, y, i: (
+            F.cross_entropy(z := r.module(x), y) * float(z.detach().numpy().max() > 0)
+        ).backward(),
+        READ,
+    ),
+    "hook on a node": (
+        lambda r, x, y, i: (
+            (z := r.module(x)).grad_fn.register_prehook(lambda g: (g[0] / g[0].norm(),)),
+            F.cross_entropy(z, y).backward(),
+        ),
+        NODES,
+    ),
+    "rows overwritten": (
+        lambda r, x, y, i: (
+            x.__setitem__(slice(2), torch.zeros(2, x.shape[1])),
+            plain(r, x, y),
+        ),
         PLACES,
     ),
     "penalty in public": (public(lambda r, x, y: r.module[0].weight.square().sum()), PUBLIC),

@@ -87,6 +87,16 @@ def test_a_dropped_batch_is_a_condition() -> None:
     assert f"holds if {DROPPED}" in notes(run)
 
 
+def test_a_batch_that_is_passed_over_is_a_condition() -> None:
+    run = Run(unsafe_seed=None)
+    batches = iter(run.loader)
+    step(run, *next(batches))
+    assert f"holds if {DROPPED}" not in notes(run)
+    next(batches)
+    step(run, *next(batches))
+    assert f"holds if {DROPPED}" in notes(run)
+
+
 def test_conditions_survive_a_checkpoint() -> None:
     run, later = Run(unsafe_seed=None), Run(unsafe_seed=None)
     x, y = next(iter(run.loader))

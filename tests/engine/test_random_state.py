@@ -20,3 +20,20 @@ def test_numpys_generator_is_put_back_whichever_it_is(kind: str) -> None:
         assert np.array_equal(np.random.standard_normal(3), first)
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_a_kept_normal_number_is_put_back() -> None:
+    before = np.random.get_state()
+    try:
+        for drawn in range(3):
+            np.random.seed(1)
+            np.random.standard_normal(drawn)
+            state = RandomState()
+            first = np.random.standard_normal(3)
+            state.restore()
+            assert np.array_equal(np.random.standard_normal(3), first)
+            state.restore()
+            state.restore()
+            assert np.array_equal(np.random.standard_normal(3), first)
+    finally:
+        np.random.set_state(before)

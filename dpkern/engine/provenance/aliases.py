@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .states import Mixed, PerRecord, State
@@ -24,6 +25,8 @@ WRITTEN: dict[int, tuple[Any, int]] = {}
 def note_write(target: Tensor, before: State | None, after: State) -> None:
     """List the target's storage as written, unless its entries keep their records."""
     if before is after or keeps_records(before, after) or target.layout is not torch.strided:
+        return
+    if is_functorch_wrapped_tensor(target):
         return
     for key in [k for k, (storage, _) in WRITTEN.items() if _expired(storage)]:
         del WRITTEN[key]
@@ -59,6 +62,8 @@ def _expired(storage: Any) -> bool:
 
 def _is_stale(tensor: Tensor) -> bool:
     plain = untracked(tensor)
+    if is_functorch_wrapped_tensor(plain):  # has no storage that can be looked up
+        return True
     if plain.layout is not torch.strided or plain.device.type == "meta":
         return False
     found = WRITTEN.get(plain.untyped_storage()._cdata)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...base.errors import UnsupportedModule
-from .rules import TrackedCall, action
+from .rules import TrackedCall, action, note_read
 from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, state_of
 
@@ -29,6 +29,8 @@ DECIDED = (
 @action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
 def copied(call: TrackedCall) -> Any:
     """Return the values in memory of their own."""
+    if call.states and call.name in ("numpy", "__array__", "__dlpack__"):
+        note_read(call.states[0])
     args = [a.clone() if type(a) is TrackedTensor else a for a in call.args]
     return call.func(*args, **call.kwargs)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .meeting import at_places
 from .rules import TrackedCall, action, with_state
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of, track, untracked
@@ -273,6 +274,8 @@ def write(call: TrackedCall) -> None:
     """Write values, whose records become those of whole rows; parts of rows must match."""
     x, index, value = call.args
     state = _written(call, x, index, value)
+    if type(value) is Tensor and value.numel() > 1:
+        at_places(call)
     call.plain()
     with_state(call, x, state)
 

@@ -25,7 +25,7 @@ from .aliases import WRITTEN
 from .meeting import at_places, combined
 from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
 from .rules import TrackedCall, action, finish_as
-from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
+from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 from .usual_calls import CROSS_ENTROPY, ONE, follow_cross_entropy
@@ -64,9 +64,11 @@ def loss(call: TrackedCall) -> Any:
     rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
     if call.kwargs.get("size_average") is not None or call.kwargs.get("reduce") is not None:
         rows = call.mixed("is called with size_average or reduce")
-    own = call.name in _CLASSES and reduction == "mean" and _divisor_depends_on_batch(call)
-    if own and isinstance(rows, (PerRecord, OneRecord)):
-        return _own_normalisation(call, rows, place)
+    if call.name in _CLASSES and isinstance(rows, (PerRecord, OneRecord)):
+        if _has_read_targets(call, rows.batch):
+            rows = call.mixed(_READ_TARGETS)
+        elif reduction == "mean" and _divisor_depends_on_batch(call):
+            return _own_normalisation(call, rows, place)
     result = call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
@@ -169,7 +171,22 @@ def _divisor_depends_on_batch(call: TrackedCall) -> bool:
     return _leaves_out_targets(target, call.argument(4, "ignore_index", default=-100))
 
 
+_READ_TARGETS = (
+    "takes targets made elsewhere after samples were read (tolist, numpy); engine.adopt(targets) "
+    "vouches that row i is that of record i"
+)
+
+
+def _has_read_targets(call: TrackedCall, batch: YieldedBatch) -> bool:
+    """Whether the classes may have come from the batch by way of Python or NumPy."""
+    target = call.argument(1, "target")
+    made = type(target) is not TrackedTensor and not target.is_floating_point()
+    return made and batch.has_read_rows and target.numel() > 1
+
+
 def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
+    if torch._C._are_functorch_transforms_active():
+        return True  # whoever divides each record by its own number of targets needs not know
     if ignored < 0 and _any_negative is not None:
         found: bool | None = _any_negative(target)  # None unless it is a list of classes
         if found is not None:

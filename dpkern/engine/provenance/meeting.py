@@ -36,7 +36,7 @@ def joined(ids: Sequence[Ids]) -> Ids | None:
 
 PLACES = (
     "the loop treats samples alike, whatever their place in the batch (slices, weights, random "
-    "numbers of its own)"
+    "numbers of its own), and its own tensors of as many rows hold nothing of other records"
 )
 """The condition of certificates where rows were picked or weighted by their places."""
 

@@ -7,7 +7,7 @@ operation of torch is refused until it is listed here, even if its result has as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..parameter import PRIVATE, source_of, tensors_in
 from .aliases import is_stale, note_write
 from .naming import has_reversed_operands, name_of, user_line
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
-from .statistic import Statistic
+from .statistic import READ, Count, Statistic, marked, remember, remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, run_by, state_of, track
 
 Rule = Callable[["TrackedCall", Tensor], State | None]
@@ -53,6 +53,14 @@ _NO_RECORDS = frozenset(
     _is_view result_type can_cast is_conj is_neg""".split()
 )
 """Operations that return no tensor, a constant, or a tensor that the private module refuses."""
+
+NODES = "hooks on nodes of the autograd graph leave the gradient of each sample to itself"
+"""The condition of certificates after the loop has asked for such a node."""
+
+_READS = frozenset(
+    "__float__ __int__ __index__ __complex__ __contains__ tolist equal allclose".split()
+)
+"""Those that return values of the samples."""
 
 
 def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
@@ -169,7 +177,12 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _number(func, args, kwargs, tracked)
     if name in _NO_RECORDS and private is None:
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            value = func(*args, **kwargs)
+        if states and name in _READS:
+            note_read(states[0], value)
+        elif name == "grad_fn.get" and states and value is not None:
+            assume(states[0], NODES)
+        return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
     if private is not None:
         boundary = source_of(private).capture.boundary
@@ -179,6 +192,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if act is not None and name in _TRACKED_ACTIONS:
         return act(call)
     with torch._C.DisableTorchFunctionSubclass():
+        if statistic is not None and statistic.batch is None:
+            statistic = replace(statistic, batch=states[0].batch)
         blocked = _blocked(call, foreign) or statistic
         if blocked is not None and name in _ESCAPES and act is not None:
             return act(call)
@@ -198,15 +213,29 @@ def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor]
     statistic: Mixed | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
+        if kind is float:
+            statistic = statistic or remembered(value)
         if kind in _CONSTANTS:
             continue
         if kind is TrackedTensor or isinstance(value, Tensor):
             found.append(value)
-        elif kind is Statistic:
+        elif kind is Statistic or kind is Count:
             statistic = statistic or value.state
+        elif kind is slice:
+            statistic = statistic or _counted(value)
         elif isinstance(value, (tuple, list, dict)):
             found += tensors_in(value)
+            if kind is tuple:
+                statistic = statistic or next(filter(None, map(_counted, value)), None)
     return found, statistic
+
+
+def _counted(index: Any) -> Mixed | None:
+    """Return the state of a whole number computed over samples, also as an end of a slice."""
+    if type(index) is slice:
+        ends = (index.start, index.stop, index.step)
+        return next((n.state for n in ends if type(n) is Count), None)
+    return index.state if type(index) is Count else None
 
 
 _CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
@@ -287,11 +316,33 @@ def _number(
     with torch._C.DisableTorchFunctionSubclass():
         value = func(*args, **kwargs)
     state = state_of(tracked[0]) if tracked else None
-    if type(value) is not float or not isinstance(state, (Mixed, RecordSum)):
-        return value
-    if isinstance(state, RecordSum):
-        state = Mixed("item", user_line(), "is a number computed over samples", state.batch)
-    return Statistic.marked(value, state)
+    if isinstance(state, (Mixed, RecordSum)):
+        return marked(value, _over_samples(state))
+    if state is not None:
+        note_read(state, value)
+    return value
+
+
+def note_read(state: State, value: Any = None) -> None:
+    """Note that values of a tensor in this state have left torch; ``value`` is such a number."""
+    assume(state, READ)
+    if isinstance(state, PerRecord):
+        state.batch.has_read_rows = True
+    if type(value) is float and isinstance(state, (Mixed, RecordSum)):
+        remember(value, _over_samples(state))
+
+
+def assume(state: State, condition: str) -> None:
+    """Add a condition of the certificate that a tensor in this state is for."""
+    boundary = None if state.batch is None else state.batch.boundary
+    if boundary is not None:
+        boundary.assume(condition)
+
+
+def _over_samples(state: Mixed | RecordSum) -> Mixed:
+    if isinstance(state, Mixed):
+        return state
+    return Mixed("item", user_line(), "is a number computed over samples", state.batch)
 
 
 def _is_order(call: TrackedCall) -> bool:

@@ -1,17 +1,30 @@
-"""Mark Python numbers that were computed over several records.
+"""Follow Python numbers that were computed over several records.
 
 ``x.std().item()`` is a number like any other, and dividing the samples by it mixes them. ``item()``
-therefore returns a ``float`` that remembers where it came from, also through arithmetic. An
-operation that combines it with samples gives a mixed result. ``float(x.std())`` and whatever passes
-through NumPy or whole numbers are ordinary numbers.
+therefore returns a ``float`` or an ``int`` that remembers where it came from, also through
+arithmetic. An operation that combines it with samples gives a mixed result.
+
+``float(x.std())`` can only be an ordinary number. Its value is remembered instead, unless it is one
+that constants have as well: an operation that combines samples with a number of the same value
+gives a mixed result. What is computed from such numbers, and whatever passes through lists and
+NumPy, is a condition of the certificate (``READ``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .states import Mixed
+
+READ = (
+    "numbers that the loop reads from samples, outputs and losses (float, int, tolist, numpy) are "
+    "printed or kept, and nothing that is trained on is computed from them"
+)
+"""The condition of certificates after values have left torch."""
 
 
 class Statistic(float):
@@ -30,15 +43,67 @@ class Statistic(float):
         return float, (float(self),)
 
 
+class Count(int):
+    """A whole number to which several records may have contributed."""
+
+    state: Mixed
+
+    @classmethod
+    def marked(cls, value: int, state: Mixed) -> Count:
+        """Return the number with the state of the tensor that it comes from."""
+        number = cls(value)
+        number.state = state
+        return number
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+def marked(value: Any, state: Mixed) -> Any:
+    """Return a number with a state, and anything else as it is."""
+    if type(value) is float:
+        return Statistic.marked(value, state)
+    return Count.marked(value, state) if type(value) is int else value
+
+
 def _keeping_mark(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Statistic, *operands: Any) -> Any:
-        result = operation(self, *operands)
-        return Statistic.marked(result, self.state) if type(result) is float else result
+    def apply(self: Any, *operands: Any) -> Any:
+        return marked(operation(self, *operands), self.state)
 
     return apply
 
 
-for _name in """
+_ARITHMETIC = """
     add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rfloordiv rmod rpow neg pos abs
-""".split():
-    setattr(Statistic, f"__{_name}__", _keeping_mark(getattr(float, f"__{_name}__")))
+""".split()
+
+for _kind, _plain in ((Statistic, float), (Count, int)):
+    for _name in _ARITHMETIC:
+        setattr(_kind, f"__{_name}__", _keeping_mark(getattr(_plain, f"__{_name}__")))
+
+_MOST = 1024
+"""Number of values that are remembered."""
+
+_VALUES: dict[float, Mixed] = {}
+
+
+def remember(value: float, state: Mixed) -> None:
+    """Remember the value of a number that cannot be marked."""
+    if not _is_usual(value):
+        _VALUES.pop(value, None)
+        _VALUES[value] = replace(state, batch=None)  # so that no batch lives on
+        if len(_VALUES) > _MOST:
+            del _VALUES[next(iter(_VALUES))]
+
+
+def remembered(value: float) -> Mixed | None:
+    """Return the state of the number that was read with this value, if any."""
+    return _VALUES.get(value) if _VALUES else None
+
+
+def _is_usual(value: float) -> bool:
+    """Whether constants have such values: few digits, in binary or decimal."""
+    if not np.isfinite(value) or value == 0:
+        return True
+    mantissa, _ = np.frexp(value)
+    return bool(mantissa * 4096 % 1 == 0) or float(f"{value:.5g}") == value

@@ -6,10 +6,12 @@ from tests.engine.guards import (
     again_loaders,
     again_losses,
     again_state,
+    backward_mixing,
     changes,
     empty,
     forward_mixing,
     losses,
+    numbers,
     outside,
     right_batches,
     right_inputs,
@@ -41,6 +43,8 @@ TABLES = [
     again_loaders.TABLE,
     again_state.TABLE,
     again_losses.TABLE,
+    backward_mixing.TABLE,
+    numbers.TABLE,
 ]
 
 LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]
