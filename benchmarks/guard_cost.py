@@ -1,16 +1,15 @@
-"""Time private training with and without the guards around it, step by step in turns.
+"""Time what the guards add to private training, step by step.
 
 Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ..., "rounds": ...}'``
 
-A run without guards begins its batches by hand: no hook looks at outputs and state, and records are
-not followed. Both runs probe the gradients of the first batch, which is timed by itself. They take
-one step after the other in one process, so that drift of the machine cancels. Secret probes come
-once in 500 passes: one is timed by itself, its expected share added. The loader's epochs are short,
-and the first step of each tries ``collate_fn``: a run counts as one epoch, and what another one
-would add is a figure of its own.
-
-Whichever run takes its first step first finds colder memory. Rounds alternate between the two
-orders, and the figure of the first step is the mean of both orders' medians.
+*Every pass* is measured in one run, which takes its epochs in turns with the guards and without: no
+hook looks at outputs and state, and records are not followed. Two runs of one model differ by more
+than the guards cost, since their tensors lie elsewhere in memory. *The first step* is that of fresh
+runs, with and without guards, which take turns at being first. Both probe the gradients of the
+first batch, which is timed by itself. Secret probes come once in 500 passes: some are timed by
+themselves, and their expected share is added. The loader's epochs are short, and the first step of
+each tries ``collate_fn``: a run counts as one epoch, and what another one would add is a figure of
+its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -51,20 +50,51 @@ class Run:
         engine: the engine that made it private.
         step: takes one step.
         epoch: steps from one start of the loader to the next.
+        guards: the guards of the run.
     """
 
     engine: dpkern.PrivacyEngine
     step: Callable[[], None]
     epoch: int
-    taken: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CLOCKS})
-    """Seconds of each step, by clock."""
+    guards: Guards
 
-    def timed_step(self) -> None:
-        """Take a step and note how long it took."""
+    def timed_step(self) -> dict[str, float]:
+        """Take a step and return how long it took, by clock."""
         before = {name: clock() for name, clock in CLOCKS.items()}
         self.step()
-        for name, clock in CLOCKS.items():
-            self.taken[name].append(clock() - before[name])
+        return {name: clock() - before[name] for name, clock in CLOCKS.items()}
+
+
+class Guards:
+    """A switch for all guards of a run.
+
+    Args:
+        engine: the engine of the run.
+        batches: its private loader.
+    """
+
+    def __init__(self, engine: dpkern.PrivacyEngine, batches: Any) -> None:
+        capture, adapter = engine.capture, engine.adapter
+
+        def hand_out(batch: YieldedBatch) -> None:
+            adapter.begin_batch(batch.size, first=batch.first, final=batch.final)
+
+        self._without: list[tuple[Any, str, Any]] = [
+            (capture.guard, "_attached", False),
+            (capture.guard, "after", lambda args, kwargs, output: None),
+            (capture, "boundary", None),
+            (adapter.batches.boundary, "has_loader", False),
+            (batches, "boundary", None),
+            (batches, "padding", None),
+            (batches, "_check_collation", lambda: None),
+            (batches, "on_batch", hand_out),
+        ]
+        self._with = [(owner, name, getattr(owner, name)) for owner, name, _ in self._without]
+
+    def switch(self, on: bool) -> None:
+        """Let the next steps be guarded, or not."""
+        for owner, name, value in self._with if on else self._without:
+            vars(owner)[name] = value
 
 
 def begin(task: Task, *, guarded: bool) -> Run:
@@ -81,8 +111,8 @@ def begin(task: Task, *, guarded: bool) -> Run:
     )
     # No secret probe by chance: their expected share is added.
     engine.capture.guard._occasions._gap = 1 << 60
-    if not guarded:
-        _drop_guards(engine, private)
+    guards = Guards(engine, private)
+    guards.switch(guarded)
     criterion = nn.CrossEntropyLoss()
 
     def forever() -> Iterator[Any]:
@@ -97,21 +127,7 @@ def begin(task: Task, *, guarded: bool) -> Run:
         optimizer.step()
         optimizer.zero_grad()
 
-    return Run(engine, step, len(private))
-
-
-def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
-    capture, adapter = engine.capture, engine.adapter
-    capture.guard.detach()
-    capture.guard.after = lambda args, kwargs, output: None  # type: ignore[method-assign]
-    capture.boundary = batches.boundary = batches.padding = None
-    adapter.batches.boundary.has_loader = False
-    batches._check_collation = lambda: None
-
-    def hand_out(batch: YieldedBatch) -> None:
-        adapter.begin_batch(batch.size, first=batch.first, final=batch.final)
-
-    batches.on_batch = hand_out
+    return Run(engine, step, len(private), guards)
 
 
 PARTS = (
@@ -172,23 +188,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
-    """Measure one task: what guards add to ``steps`` steps, as parts of the run without them.
-
-    The first round warms up and is not counted.
-    """
-    turns: list[dict[bool, dict[str, list[float]]]] = []
-    for number in range(rounds + 1):
-        runs = {guarded: begin(task, guarded=guarded) for guarded in (True, False)}
-        gc.collect()
-        for step in range(steps if number else 3):
-            first = bool((step + number) % 2)
-            runs[first].timed_step()
-            runs[not first].timed_step()
-        turns.append({guarded: run.taken for guarded, run in runs.items()})
-        epoch = runs[True].epoch
+    """Measure one task: what guards add to ``steps`` steps, as parts of the run without them."""
+    firsts = [_firsts(task, bool(number % 2)) for number in range(4 * rounds + 1)][1:]
+    turns = [_turns(task, steps) for _ in range(rounds)]
     row: dict[str, Any] = {"task": task.name, "steps": steps, "rounds": rounds}
     for clock in CLOCKS:
-        row[clock] = _summary([{g: t[g][clock] for g in t} for t in turns[1:]], epoch)
+        row[clock] = _summary(firsts, turns, clock, steps)
     row["parts ms"] = _parts(task)
     for clock in CLOCKS:
         found = row[clock]
@@ -198,25 +203,67 @@ def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
     return row
 
 
-def _summary(turns: list[dict[bool, list[float]]], epoch: int) -> dict[str, Any]:
+Pair = dict[bool, dict[str, float]]
+"""Seconds of a step with guards and of one without, by clock."""
+
+
+def _firsts(task: Task, guarded_first: bool) -> Pair:
+    """Return the times of the first steps of two fresh runs.
+
+    Whichever takes it first finds colder memory.
+    """
+    runs = {guarded: begin(task, guarded=guarded) for guarded in (True, False)}
+    gc.collect()
+    order = (True, False) if guarded_first else (False, True)
+    return {guarded: runs[guarded].timed_step() for guarded in order}
+
+
+def _turns(task: Task, steps: int) -> dict[bool, list[Pair]]:
+    """Return the times of steps that begin an epoch (True) and of others, in pairs.
+
+    Epochs with and without guards take turns; a pair has the steps of two at the same place.
+    """
+    run = begin(task, guarded=True)
+    gc.collect()
+    for _ in range(_WARM):
+        run.step()
+    found: dict[bool, list[Pair]] = {True: [], False: []}
+    while len(found[False]) < steps:
+        order = (True, False) if len(found[True]) % 2 else (False, True)
+        taken: dict[bool, list[dict[str, float]]] = {}
+        for guarded in order:
+            run.guards.switch(guarded)
+            taken[guarded] = [run.timed_step() for _ in range(run.epoch)]
+        for place in range(run.epoch):
+            found[place == 0].append({guarded: each[place] for guarded, each in taken.items()})
+    return found
+
+
+_WARM = 8
+"""Steps of a run that are not counted: some whole epochs."""
+
+
+def _summary(
+    firsts: list[Pair], turns: list[dict[bool, list[Pair]]], clock: str, steps: int
+) -> dict[str, Any]:
     """Return the parts of a run without guards that guards add to its first and other steps."""
-    plain = median([sum(t[False]) for t in turns])
-    count = len(turns[0][False]) - 1
-    firsts = [t[True][0] - t[False][0] for t in turns]
-    first = statistics.fmean(median(one) for one in (firsts[::2], firsts[1::2]) if one)
-    pairs = [[*enumerate(zip(t[True], t[False], strict=True))] for t in turns]
-    later = [pair for turn in pairs for i, pair in turn if i % epoch]
-    starts = [pair for turn in pairs for i, pair in turn[1:] if i % epoch == 0]
-    each = median([a - b for a, b in later])
-    passes = count * each
+
+    def added(pairs: Sequence[Pair]) -> list[float]:
+        return [pair[True][clock] - pair[False][clock] for pair in pairs]
+
+    later = [pair for turn in turns for pair in turn[False]]
+    starts = [pair for turn in turns for pair in turn[True]]
+    step = median([pair[False][clock] for pair in later])
+    plain = median([pair[False][clock] for pair in firsts]) + (steps - 1) * step
+    first = statistics.fmean(median(added(each)) for each in (firsts[::2], firsts[1::2]))
+    each = median(added(later))
     return {
         "run ms": 1e3 * plain,
-        "step ms": 1e3 * median([b for _, b in later]),
-        "ratio of runs": median([sum(t[True]) / sum(t[False]) for t in turns]),
-        "ratio of steps": median([a / b for a, b in later]),
+        "step ms": 1e3 * step,
+        "pass us": 1e6 * each,
         "first": first / plain,
-        "passes": passes / plain,
-        "epoch ms": 1e3 * (median([a - b for a, b in starts]) - each),
+        "passes": (steps - 1) * each / plain,
+        "epoch ms": 1e3 * (median(added(starts)) - each),
     }
 
 

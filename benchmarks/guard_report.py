@@ -33,14 +33,10 @@ def table(rows: Rows) -> list[str]:
     for row in rows:
         cpu, wall = row["cpu"], row["wall"]
         shares = [_percent(cpu[part]) for part in ("all", "first", "secret", "passes")]
-        others = [
-            f"{cpu['epoch ms']:.2g}",
-            _percent(wall["all"]),
-            _percent(cpu["ratio of runs"] - 1),
-        ]
+        others = [f"{cpu['pass us']:.0f}", f"{cpu['epoch ms']:.2g}", _percent(wall["all"])]
         lines.append([TASKS[row["task"]].title, f"{cpu['step ms']:.3g}", *shares, *others])
     columns = ["model", "step ms", "all %", "first step %", "secret probes %", "every pass %"]
-    return _table([*columns, "next epoch ms", "all %, wall clock", "whole runs %"], lines)
+    return _table([*columns, "us a pass", "next epoch ms", "all %, wall clock"], lines)
 
 
 def parts_table(rows: Rows) -> list[str]:
@@ -60,16 +56,15 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
         "one thread.",
         "",
-        f"Runs of {first['steps']} steps in the plain loop, with all guards and without them, step "
-        f"by step in turns in one process, {first['rounds']} of each after a shorter one. CPU time "
-        "of the thread unless the column says more. `all` = first step + secret probes + every "
-        "pass; `first step` has the probe and the checks of `collate_fn`, and is the mean of the "
-        "two orders in which the runs take turns; `secret probes` is their expected number times "
-        "the time of one; `every pass` is the median difference of steps that were neighbours and "
-        "began no epoch, times their number; `next epoch` is what the first step of another epoch "
-        "adds for the checks of `collate_fn`, beside a run of one. "
-        "`whole runs`: the ratio of sums, which has all of the machine's noise, epochs of four "
-        "steps and no secret probe.",
+        f"Runs of {first['steps']} steps in the plain loop. CPU time of the thread unless the "
+        "column says more. `all` = first step + secret probes + every pass. `first step` has the "
+        "probe and the checks of `collate_fn`: medians of fresh runs with and without guards, "
+        f"{4 * first['rounds']} of each in one process, over both orders in which they take turns. "
+        "`secret probes`: their expected number times the time of one. `every pass`: the median "
+        "difference of steps that begin no epoch, in epochs of four steps of one run with the "
+        f"guards and without them in turns ({first['rounds']} runs), times their number. "
+        "`next epoch` is what the first step of another epoch adds for the checks of `collate_fn`, "
+        "beside a run of one.",
         "",
         *table(rows),
         "",
