@@ -109,7 +109,7 @@ def _longer(folder: Path, part: SourcePart) -> str:
     data = dict.fromkeys(row["data"] for row in rows)
     seeds = sorted({row["seeds"] for row in rows})
     told = [
-        f"{row['setting'].split(', ', 1)[-1].split(', claimed')[0]} {row['ours']:.2f} %"
+        f"{_setting(row['setting'])} {row['ours']:.2f} %"
         + (f" (printed {row['published']:g})" if isinstance(row["published"], float) else "")
         for row in rows
         if row["quantity"] == "accuracy %"
@@ -117,6 +117,13 @@ def _longer(folder: Path, part: SourcePart) -> str:
     runs = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     cells = (f"`{part.command}`", "; ".join(data), runs, "; ".join(told))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _setting(words: str) -> str:
+    """Return a row's setting without its model, data set and claimed epsilon."""
+    for model in ("LeNet-5, ", "MNIST, "):
+        words = words.removeprefix(model)
+    return words.split(", claimed")[0]
 
 
 def _own(folder: Path, part: SourcePart) -> dict[str, Any] | None:

@@ -80,7 +80,7 @@ def _item(result: Result, folder: Path) -> dict[str, Any]:
         "command": f"dpkern reproduce {name}",
         "verdicts": [_verdict(one) for one in result.verdicts],
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.exists() else "",
-        "guard": result.guard,
+        "guard": result.footer,
         "columns": ["setting", *shown],
         "rows": [list(cells) for cells in zip(settings, *shown.values(), strict=True)],
         "notes": [*result.notes, *_row_notes(result.rows), *_data(result)],

@@ -87,6 +87,7 @@ class Result:
         notes: readings, defects by their register's id, and what the data are.
         settings: the numbers that the item was computed with.
         verdicts: printed claims, and what the numbers say of each.
+        control: what training without noise reached, and whether that is enough; empty without it.
     """
 
     paper: str
@@ -97,6 +98,7 @@ class Result:
     notes: Sequence[str] = ()
     settings: dict[str, Any]
     verdicts: Sequence[Verdict] = ()
+    control: str = ""
 
     def judged(self, verdicts: Sequence[Verdict]) -> Result:
         """Return the same item with these verdicts."""
@@ -127,7 +129,7 @@ class Result:
         paths = {kind: folder / f"{self.stem}.{kind}" for kind in ("json", "csv")}
         if figure:
             panels = list(self.panels) or _of_rows(self)
-            paths |= draw(panels, self._headline(), folder, self.stem, footer=self.guard)
+            paths |= draw(panels, self._headline(), folder, self.stem, footer=self.footer)
         write_atomically(paths["csv"], lambda file: file.write(self.csv().encode()))
         text = dumps(self.to_dict(), indent=2) + "\n"
         write_atomically(paths["json"], lambda file: file.write(text.encode()))
@@ -148,6 +150,11 @@ class Result:
             f"guard: of {runs} runs {stopped} were stopped, {collapsed} collapsed (the same output "
             "for every record)"
         )
+
+    @property
+    def footer(self) -> str:
+        """The control and the guard in one text, which stands below figure and table."""
+        return "; ".join(text for text in (self.control, self.guard) if text)
 
     def _headline(self) -> str:
         """Return the figure's headline, with the data that its numbers were measured on."""

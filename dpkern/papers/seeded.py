@@ -18,6 +18,9 @@ from .result import ComparisonRow, Line
 from .runner import ItemRequest, RunSetting
 from .verdict import spoiled
 
+CONTROL = 1.0
+"""Points that training without privacy may stay below its printed accuracy."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeededCell:
@@ -156,6 +159,24 @@ def train(request: ItemRequest, cells: Sequence[SeededCell], seeds: int) -> list
         _runs(cell, numbers[index * seeds : (index + 1) * seeds])
         for index, cell in enumerate(cells)
     ]
+
+
+def control(found: Sequence[tuple[str, float, float | str | None]]) -> str:
+    """Return what trainings without privacy reached, beside what is printed of them.
+
+    Args:
+        found: name, our accuracy in per cent, and the printed one; a text where it is of other
+            data.
+    """
+    said = []
+    for name, ours, printed in found:
+        text = f"{name} without privacy: {ours:.1f} %"
+        if isinstance(printed, float):
+            text += f" (printed {printed:g})"
+            if ours < printed - CONTROL:
+                text += ", so private runs of this rate and length are not the source's either"
+        said.append(text)
+    return "; ".join(said)
 
 
 def over(

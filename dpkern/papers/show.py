@@ -82,8 +82,8 @@ def show(console: Console, result: Result) -> None:
     console.print(table)
     if len(result.rows) > SHOWN:
         console.print(Text(f"and {len(result.rows) - SHOWN} more rows in the CSV"))
-    if result.guard:
-        console.print(Text(result.guard), soft_wrap=True)
+    if result.footer:
+        console.print(Text(result.footer), soft_wrap=True)
     for verdict in result.verdicts:
         console.print(Text(verdict.sentence), soft_wrap=True)
     told = [*result.notes, *dict.fromkeys(row.note for row in result.rows if row.note)]

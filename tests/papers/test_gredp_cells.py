@@ -17,6 +17,7 @@ from dpkern.papers import ItemRequest, ResultCache, data_cache, data_roots, repr
 from dpkern.papers.directional import cases as directional
 from dpkern.papers.gredp import cells
 from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
+from dpkern.papers.seeded import control
 from dpkern.papers.verdict import UNDECIDED
 from dpkern.privacy import accounting
 
@@ -219,6 +220,25 @@ def test_every_figure_is_made_of_kept_runs(mnist: str, runs: FakeRuns, item: str
     if item in ("fig4", "fig5"):
         (panel,) = found.panels
         assert [line.label for line in panel.lines] == ["ours", "published"]
+
+
+def test_the_control_says_where_private_runs_cannot_be_the_sources() -> None:
+    below = control([("A", 94.9, 98.72), ("B", 97.0, 97.5), ("C", 50.0, "98 on other data")])
+    assert below.split("; ") == [
+        "A without privacy: 94.9 % (printed 98.72), so private runs of this rate and length are "
+        "not the source's either",
+        "B without privacy: 97.0 % (printed 97.5)",
+        "C without privacy: 50.0 %",
+    ]
+    assert control([]) == ""
+
+
+@pytest.mark.usefixtures("trusted")
+def test_the_control_stands_below_the_figure(mnist: str, runs: FakeRuns) -> None:
+    pytest.importorskip("dp_accounting")
+    found = reproduce("gredp", "table1", request_of(mnist))
+    assert found.footer.startswith("LeNet-5 without privacy: 20.0 % (printed 98.72), so private")
+    assert found.footer.endswith(found.guard)
 
 
 def test_names_and_folders_are_read() -> None:

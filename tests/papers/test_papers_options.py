@@ -119,6 +119,16 @@ def test_spof_takes_another_rate_and_grid() -> None:
     assert keys == [0.5, 0.1]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("rows", {"rows": 8}), ("batch_size", {"batch_size": 1})]
+)
+def test_batches_without_moments_are_refused_before_training(
+    name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{name}: expected batches of 2"):
+        labels("adlm", "released", **options)
+
+
 def test_adlm_draws_curves_at_epsilons_that_were_run() -> None:
     assert adlm_training.curves(MNIST, (0.25, 0.5, 8.0)) == [0.5]
     assert adlm_training.curves(MNIST, (1.0, 3.0, 8.0)) == [1.0, 8.0]

@@ -119,6 +119,14 @@ def test_scales_of_the_noise() -> None:
     assert float(sgd.scale[0]) == pytest.approx(420, rel=0.05)
 
 
+def test_a_column_of_zeros_stays_one() -> None:
+    rows = some_rows(8)
+    rows[:, 3] = 0
+    made = expanded(rows, 0, copies=(2,))
+    assert bool(made.isfinite().all())
+    assert not made[:, 3].any()
+
+
 def test_the_earlier_script_leaves_the_constants_noise_undivided() -> None:
     def scale(epsilon: float) -> float:
         made = training(replace(NOISY_SPOF, sigma=0.0))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...base.errors import InvalidInput
 from ...objective.adlm import relevance_of
 from ...privacy.accounting import shown_bound
 from .. import intervals, runner
@@ -29,12 +30,13 @@ from . import verdicts
 from .published import PLAIN, PRINTED
 from .released import FIRST, LAST, VERSIONS, ReleasedVersion
 from .setup import MNIST, ExperimentSetup
-from .training import earlier, last_accuracies, mechanism, piece, row
+from .training import control, earlier, last_accuracies, mechanism, piece, row
 
 EPSILON, QUICK_EPSILON = 0.5, 2.0
 """The smaller epsilon whose curve figure 4 prints; quick runs take one that leaves a signal."""
 QUICK_RATE, QUICK_EPOCHS = 3e-3, 20
 """Few records need a larger rate and more epochs; the authors took 80,001 steps."""
+LEAST_BATCH = 2
 AS_PRINTED, CORRECTED = "AdLM", "AdLM, corrected"
 RELEASED = {
     f"released code, {labels} ({commit})": ReleasedVersion(labels=labels)
@@ -63,6 +65,14 @@ NOTES = (
 def columns(request: ItemRequest) -> Result:
     """Train AdLM as printed, as released in two versions, and corrected, at one epsilon."""
     here = adlm_world.world(MNIST, request)
+    if here.batch < LEAST_BATCH:
+        raise InvalidInput(
+            "rows" if request.batch_size is None else "batch_size",
+            expected=f"batches of {LEAST_BATCH} records at least, which are a tenth of the private "
+            "ones at most: the released code normalises a batch by its own moments",
+            got=f"{here.batch} of {len(here.private.x)} records",
+            remedy="Pass more --rows, and a --batch-size of 2 at least.",
+        )
     epsilon = request.one_epsilon(QUICK_EPSILON if request.quick else EPSILON)
     seeds = request.repeats(2 if request.quick else 5)
     theirs = {**RELEASED, **CONTROLS}
@@ -104,6 +114,7 @@ def columns(request: ItemRequest) -> Result:
         notes=NOTES,
         settings=settings,
         verdicts=_verdicts(here, numbers, epsilon),
+        control=control(here, numbers[PLAIN]),
     )
 
 

@@ -16,7 +16,7 @@ from . import verdicts
 from .methods import COUNTS, READINGS, SHARING
 from .published import PLAIN
 from .setup import MNIST
-from .training import last_accuracies, piece, row
+from .training import control, last_accuracies, piece, row
 
 
 def readings(request: ItemRequest) -> Result:
@@ -56,4 +56,5 @@ def readings(request: ItemRequest) -> Result:
         ),
         settings={"quick": request.quick, "epochs": here.epochs, "seeds": seeds},
         verdicts=verdicts.of_readings(numbers, epsilon),
+        control=control(here, numbers[PLAIN, math.inf]),
     )

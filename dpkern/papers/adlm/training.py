@@ -112,6 +112,7 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
             "seeds": seeds,
         },
         verdicts=judged,
+        control=control(here, numbers[PLAIN, math.inf]),
     )
 
 
@@ -303,6 +304,15 @@ def earlier(
             )
         )
     return rows
+
+
+def control(here: ExperimentSetup, plain: Mapping[str, Any]) -> str:
+    """Return what the polynomial loss reaches without noise, and whether it is enough."""
+    found, bar = statistics.fmean(last_accuracies(plain)), here.experiment.control
+    said = f"control without noise: {found:.1f} % after {here.epochs} epochs"
+    if found >= bar:
+        return f"{said}, at least {bar:g} % as asked"
+    return f"{said}, below the {bar:g} % that are possible: this figure decides nothing"
 
 
 def _note(here: ExperimentSetup, name: str, epsilon: float, diverged: int, accuracy: float) -> str:

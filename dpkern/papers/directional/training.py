@@ -9,13 +9,13 @@ Source: directional noise for DP-SGD, tables 1 and 2, figures 3 to 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...privacy.accounting import shown_bound
 from .. import runner
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from ..seeded import SeededRuns, over, train
+from ..seeded import SeededRuns, control, over, train
 from . import training_verdicts as verdicts
 from .cases import (
     ADACLIP,
@@ -330,7 +330,11 @@ def _result(
     request: ItemRequest,
 ) -> Result:
     rows = [one.row for one in found]
-    return PAPER.result(item, title, rows, panels, quick=request.quick)
+    free = [
+        (one.name, one.runs.found.mean, one.row.published) for one in found if one.kind == PLAIN
+    ]
+    result = PAPER.result(item, title, rows, panels, quick=request.quick)
+    return replace(result, control=control(free))
 
 
 __all__ = ["fig3", "fig4", "fig5", "fig6", "table2"]

@@ -17,7 +17,7 @@ from ...privacy.accounting import shown_bound
 from .. import runner
 from ..result import Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from ..seeded import over
+from ..seeded import control, over
 from . import verdicts
 from .cells import (
     DELTA,
@@ -57,7 +57,13 @@ def _result(
     panels: Sequence[Panel] = (),
 ) -> Result:
     rows = [each.row for each in found]
-    return PAPER.result(item, title, rows, panels, quick=request.quick)
+    free = [
+        (one.cell.name, one.runs.found.mean, one.row.published)
+        for one in found
+        if one.cell.method == "plain"
+    ]
+    result = PAPER.result(item, title, rows, panels, quick=request.quick)
+    return replace(result, control=control(free))
 
 
 def _available(request: ItemRequest) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ def expanded(rows: torch.Tensor, seed: int, *, copies: Sequence[int] = (20, 4)) 
         drawn = torch.randint(len(rows), (len(rows) * (times - 1),), generator=generator)
         noise = torch.randn(len(drawn), rows.shape[1], generator=generator, dtype=rows.dtype)
         rows = torch.cat([rows, rows[drawn] * (1 + 0.02 * noise)])
-    return (rows / rows.max(0).values).float()
+    largest = rows.max(0).values
+    return (rows / torch.where(largest > 0, largest, 1.0)).float()
 
 
 class _Parameters:
