@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -142,6 +143,13 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         PLACES,
     ),
     "number read as float": (lambda r, x, y, i: plain(r, x * (float(x.max()) / 3), y), READ),
+    "root of a number": (
+        lambda r, x, y, i: (
+            (loss := F.cross_entropy(r.module(x), y)) * math.sqrt(loss.item() + 1)
+        ).backward(),
+        READ,
+    ),
+    "decision by item": (lambda r, x, y, i: plain(r, -x if (x > 9).any().item() else x, y), READ),
     "array of the outputs": (
         lambda r, x, y, i: (
             F.cross_entropy(z := r.module(x), y) * float(z.detach().numpy().max() > 0)
@@ -171,6 +179,15 @@ def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
     body, condition = CONDITIONS[name]
     assert condition in train(body).engine.step.ledger.conditions
     assert condition not in train(lambda r, x, y, i: plain(r, x, y)).engine.step.ledger.conditions
+
+
+def test_a_loss_that_is_read_after_its_backward_pass_is_no_condition() -> None:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        loss = F.cross_entropy(run.module(x), y)
+        loss.backward()
+        assert loss.item() > 0
+
+    assert READ not in train(body).engine.step.ledger.conditions
 
 
 class Doubled(torch.autograd.Function):

@@ -382,6 +382,9 @@ class ModuleBoundary:
             return run(capture.records if batch is None else batch.in_pass)
         finally:
             self.losses.running = False
+            for state in states:
+                if state.batch is not None:
+                    state.batch.went_backward = True
             if frees and len(self.losses.outputs) == 1:
                 self.losses.forget()  # no other loss can go through it
 

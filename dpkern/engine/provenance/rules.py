@@ -182,6 +182,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             note_read(states[0], value)
         elif name == "grad_fn.get" and states and value is not None:
             assume(states[0], NODES)
+        elif statistic is not None and isinstance(value, Tensor) and states:  # x.new_tensor(...)
+            return retrack(value, replace(statistic, batch=states[0].batch))
         return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
     if private is not None:
@@ -317,7 +319,12 @@ def _number(
         value = func(*args, **kwargs)
     state = state_of(tracked[0]) if tracked else None
     if isinstance(state, (Mixed, RecordSum)):
-        return marked(value, _over_samples(state))
+        over = _over_samples(state)
+        if over.batch is None or not over.batch.went_backward:
+            assume(over, READ)  # marks are lost in functions of numbers
+        if type(value) is float:
+            remember(value, over)
+        return marked(value, over)
     if state is not None:
         note_read(state, value)
     return value

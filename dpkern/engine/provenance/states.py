@@ -64,7 +64,8 @@ class YieldedBatch:
 
     __slots__ = (
         *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows"),
-        *("in_pass", "has_chosen_rows", "has_ordered_rows", "has_read_rows", "__weakref__"),
+        *("in_pass", "has_chosen_rows", "has_ordered_rows", "has_read_rows", "went_backward"),
+        "__weakref__",
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class YieldedBatch:
         """Whether values have chosen rows, so that their number depends on private data."""
         self.has_ordered_rows = False
         """Whether values have ordered rows, so that the record at a place depends on others."""
+        self.went_backward = False
+        """Whether a loss of these samples was sent backward."""
         self.has_read_rows = False
         """Whether the loop has read values of rows, from which it can make other tensors."""
 

@@ -2,7 +2,8 @@
 
 ``x.std().item()`` is a number like any other, and dividing the samples by it mixes them. ``item()``
 therefore returns a ``float`` or an ``int`` that remembers where it came from, also through
-arithmetic. An operation that combines it with samples gives a mixed result.
+arithmetic. An operation that combines it with samples gives a mixed result. Functions of numbers
+lose the mark: what is read before the loss goes backward is a condition of the certificate.
 
 ``float(x.std())`` can only be an ordinary number. Its value is remembered instead, unless it is one
 that constants have as well: an operation that combines samples with a number of the same value

@@ -75,6 +75,10 @@ class TrackedTensor(Tensor):
             finally:
                 self.__class__ = TrackedTensor
 
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Take other memory; torch calls no ``__torch_function__`` for it."""
+        return _RUN[0](Tensor.set_, (self, *args), kwargs)
+
     def as_subclass(self, cls: type[Any]) -> Any:
         """Return a copy of another class, which other modules take and the private one refuses."""
         return untracked(self).clone().as_subclass(cls)

@@ -237,3 +237,20 @@ def constant_of_the_value_of_a_statistic(w: World) -> None:
         return F.cross_entropy(m((x + 1.0) * 1.0), y)
 
     fit(w, mlp(), loss)
+
+
+@TABLE.refused(UnsupportedModule, "got max")
+def divided_by_a_new_tensor_of_the_largest(w: World) -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x / x.new_tensor(x.abs().max().item())), y)
+
+    fit(w, mlp(), loss)
+
+
+@TABLE.refused(UnsupportedModule, "number computed over samples")
+def divided_by_its_own_value_as_float_of_item(w: World) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(z, y)
+        return value / float(value.item())
+
+    fit(w, mlp(), of_outputs(loss))

@@ -329,3 +329,13 @@ def losses_of_micro_batches_added(w: World) -> None:
         return sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in parts) / len(x)
 
     fit(w, mlp(), loss)
+
+
+@TABLE.refused(UnsupportedModule, "got set")
+def memory_of_other_rows_taken(w: World) -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        taken = torch.zeros_like(x)
+        taken.set_(x.flip(0).contiguous())
+        return F.cross_entropy(model(taken), y)
+
+    fit(w, mlp(), loss)
