@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..base.errors import InvalidInput
+from ..base.errors import InvalidInput, PrivacyError
 from . import claims, comparison, data_roots, objective_release, spectral, spectral_released
 from .adlm import columns as adlm_columns
 from .adlm import items as adlm
@@ -250,7 +250,23 @@ def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
                 got=getattr(request, name),
                 remedy="Leave it out.",
             )
-    return _items(paper)[known](request)
+    try:
+        return _items(paper)[known](request)
+    except PrivacyError as error:
+        raise _of_the_request(error, request) from error
+
+
+def _of_the_request(error: PrivacyError, request: ItemRequest) -> PrivacyError:
+    """Return the refusal of a noise multiplier in terms of the options that asked for it."""
+    asked = [name for name in ("epsilon", "epochs") if getattr(request, name) is not None]
+    if error.name != "noise_multiplier" or not asked:
+        return error
+    return PrivacyError(
+        asked[0],
+        expected=f"a value whose noise multiplier is in its range: {error.expected}",
+        got=f"--{' and --'.join(asked)} that need{'s' * (len(asked) == 1)} {error.got}",
+        remedy="Move it towards the source's value.",
+    )
 
 
 def _items(paper: str) -> Mapping[str, Item]:

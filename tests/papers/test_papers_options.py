@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpkern import cli
-from dpkern.base.errors import InvalidInput
+from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.papers import ItemRequest, catalogue, everything
 from dpkern.papers.adlm import training as adlm_training
 from dpkern.papers.adlm.setup import MNIST
@@ -70,6 +70,20 @@ def test_epsilons_that_are_none_are_refused(text: str, capsys: pytest.CaptureFix
 def test_what_an_item_fixes_is_refused(paper: str, item: str, option: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"^{option}: expected none"):
         catalogue.reproduce(paper, item, ItemRequest(**{option: value}))
+
+
+@pytest.mark.parametrize(
+    ("item", "options", "said"),
+    [
+        ("fig3", {"epsilon": (0.001,)}, r"^epsilon: expected .* --epsilon that needs 2000"),
+        ("comparison", {"epochs": 500}, r"^epochs: expected .* --epochs that needs 10000"),
+    ],
+)
+def test_noise_that_cannot_be_certified_is_refused_by_the_options_name(
+    item: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PrivacyError, match=said):
+        labels("spof", item, rows=3, seeds=1, **options)
 
 
 def test_printed_accuracies_stand_beside_their_own_epsilon_only(
