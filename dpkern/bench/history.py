@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.files import unusable
 from .environment import SCHEMA
 from .measure import Row
 from .paired import FASTER, MARGIN, SAME, SLOWER, UNCLEAR
@@ -89,9 +90,35 @@ def _machine(place: dict[str, Any]) -> tuple[Any, ...]:
     return place["processor"], place["cores"], devices
 
 
-def commits_since(content: dict[str, Any], source: Path = SOURCE) -> list[str] | None:
-    """Return the commits that changed kernels after a table was measured; None where unknown."""
-    commit = content["environment"]["commit"]
+def measured_at(path: Path, source: Path = SOURCE) -> str | None:
+    """Return the commit that a table of times was measured at; None where this is not known.
+
+    A table that does not say so, as those of ``python -m benchmarks`` before they did, is as old as
+    the commit that wrote it last, at least.
+
+    Raises:
+        InvalidInput: no such file, or no table.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise unusable("result", path, error, "Name a table of times.") from error
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        content = read(path)  # says what is wrong with it
+    place = content.get("environment") or content.get("machine")
+    if isinstance(place, dict) and "commit" in place:
+        commit = place["commit"]
+        return None if commit is None else str(commit)
+    if not path.resolve().is_relative_to(source.resolve()):
+        return None
+    name = str(path.resolve().relative_to(source.resolve()))
+    return git(source, "log", "-1", "--format=%H", "--", name) or None
+
+
+def commits_since(commit: str | None, source: Path = SOURCE) -> list[str] | None:
+    """Return the commits that changed kernels after another one; None where unknown."""
     if not commit:
         return None
     found = git(source, "log", "--format=%h %s", f"{commit}..HEAD", "--", *KERNELS)

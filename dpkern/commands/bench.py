@@ -337,15 +337,21 @@ def show_history(
     stale: Annotated[
         bool,
         typer.Option(
-            "--stale", help="Only list kernel commits since FILE was measured; exit code 1 if any."
+            "--stale",
+            help="Only list kernel commits since tables were measured, those of python -m "
+            "benchmarks too; exit code 1 if any.",
         ),
     ] = False,
 ) -> None:
     """Show how times of cases changed from result to result."""
     if stale:
-        later = [line for file in files for line in commits_since(file)]
-        print("\n".join(later), flush=True)
-        if later:
+        later = {file: commits_since(file) for file in files}
+        for file, lines in later.items():
+            if len(files) == 1:
+                print("\n".join(lines), flush=True)
+            else:
+                print(f"{file}: {len(lines)} commits changed kernels since.", flush=True)
+        if any(later.values()):
             raise typer.Exit(CHECK_FAILED)
         return
     found = history.committed(files[0]) if len(files) == 1 else history.results_of(files)
@@ -358,13 +364,13 @@ def commits_since(file: Path) -> list[str]:
     Raises:
         InvalidInput: this is not known: no commit in the result, or none of this repository.
     """
-    content = results.read(file)
-    found = history.commits_since(content)
+    commit = history.measured_at(file)
+    found = history.commits_since(commit)
     if found is None:
         raise InvalidInput(
             f"result {file}",
             expected="a commit of the repository that dpkern runs from",
-            got=content["environment"]["commit"],
+            got=commit,
             remedy="Run this in the repository that the result was measured in.",
         )
     return found

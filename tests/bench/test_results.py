@@ -179,6 +179,26 @@ def test_tables_that_are_older_than_their_kernels_are_found(
         results.write(path, _content(commit=commit))
         assert main(["bench", "history", "--stale", str(path)]) == code
     assert len(capsys.readouterr().out.splitlines()) > 10
+    both = [str(tmp_path / f"{code}.json") for code in (1, 0)]
+    assert main(["bench", "history", "--stale", *both]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert "0.json: 0 commits" in second
+    assert "1.json: 0 commits" not in first
+
+
+def test_a_table_without_a_commit_is_as_old_as_the_commit_that_wrote_it(tmp_path: Path) -> None:
+    old = revision.SOURCE / "benchmarks" / "results" / "cpu.json"
+    if not revision.git(revision.SOURCE, "log", "-1", "--format=%H", "--", str(old)):
+        pytest.skip("no repository")
+    wrote = history.measured_at(old)
+    assert wrote is not None
+    assert history.commits_since(wrote)
+    copied = tmp_path / "cpu.json"
+    copied.write_text(old.read_text())
+    assert history.measured_at(copied) is None
+    other = tmp_path / "step.json"
+    other.write_text(json.dumps({"machine": {"commit": wrote}, "rows": []}))
+    assert history.measured_at(other) == wrote
 
 
 def test_exponents_are_those_of_powers() -> None:
