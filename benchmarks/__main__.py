@@ -13,6 +13,7 @@ Usage::
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
     python -m benchmarks spectral-ratio [--rounds N]        the same over DP-SGD of this package
     python -m benchmarks sass [--arch 90]                   device kernels as machine code
+    python -m benchmarks device-host                        launches and host time on a device
 """
 
 from __future__ import annotations
@@ -271,6 +272,21 @@ def sass(
 
     found = machine_code_report.measured(*([tuple(arch)] if arch else []))
     write(path or default("sass", not arch), found, machine_code_report.markdown(found))
+
+
+@app.command()
+def device_host(
+    rounds: Annotated[int, typer.Option(min=3, help="steps of each kind, in turns")] = 30,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Launches of a step on a device, and the host's time for it; needs no GPU."""
+    from . import device_host as launches  # it interprets and emulates kernels
+
+    torch.set_num_threads(1)
+    rows = [launches.measured(name, rounds) for name in launches.MODELS]
+    machine = this_machine() | {"cores": 1}
+    content = {"machine": machine, "run on a GPU": False, "rows": rows}
+    write(path or RESULTS / "device-host.json", content, launches.markdown(machine, rows))
 
 
 def default(name: str, whole: bool) -> Path | None:

@@ -29,7 +29,7 @@ GPUS = ("h100", "h200")
 VALUES_ARCH = 90
 PRODUCTS = (
     r"^(linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?"
-    r"|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
+    r"|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
 )
 """Calls of products at real shapes (``tests/ops/backends/triton_calls.py``)."""
 _SIZES = {"bfloat16": 2, "float32": 4}
@@ -138,14 +138,16 @@ def product_row(report: Row) -> Row:
     traffic = sum(sides) * constants["DEPTH"] * _SIZES[dtype]
     gpu = Gpu.load(GPUS[-1])
     wide = "fp64" in loop["pipes"]  # the pass that is made again in float64
-    on_tensor_cores = flops / threads if "tensor" in loop["pipes"] and not wide else 0.0
+    tensor = "tensor" in loop["pipes"] and not wide
+    rounded = tensor and dtype == "float32"  # to TF32, at half the speed of 16 bits
+    on_tensor_cores = (2 if rounded else 1) * flops / threads if tensor else 0.0
     cycles, pipe = gpu.cycles(loop["pipes"], on_tensor_cores)
     by_pipes, by_cache = flops / threads / cycles * gpu.clocks, flops / traffic * L2
     return {
         "call": report["call"],
         "kernel": report["kernel"],
         "triton": report["triton"],
-        "products": "float64" if wide else dtype,
+        "products": "float64" if wide else "TF32" if rounded else dtype,
         "tile": f"{sides[0]} x {sides[1]} x {constants['DEPTH']}",
         "registers": report["reg"],
         "shared": shared,

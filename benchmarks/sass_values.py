@@ -114,6 +114,14 @@ CASES = (
         lambda loop: 4 * loop.widths("LDG", "LD")[16], None,
     ),
     Case(
+        "powers of rows, bfloat16", "clip", "12power_kernelINS0_8Bfloat16E", 2, whole,
+        lambda _: 16, None,
+    ),
+    Case(
+        "weighted sum of rows, bfloat16", "clip", "sum_kernelINS0_8Bfloat16Eff", 2,
+        widest_loads, lambda loop: 4 * loop.widths("LDG", "LD")[8], None,
+    ),
+    Case(
         "weighted sum of rows, bfloat16, exact", "clip", "sum_kernelINS0_8Bfloat16Eif", 2,
         widest_loads, lambda loop: 4 * loop.widths("LDG", "LD")[8], None,
     ),

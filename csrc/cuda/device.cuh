@@ -9,8 +9,10 @@
 
 #if defined(__CUDACC__)
 #define DPK_UNROLL _Pragma("unroll")
+#define DPK_NO_UNROLL _Pragma("unroll 1")
 #else
 #define DPK_UNROLL
+#define DPK_NO_UNROLL
 #endif
 
 namespace dpkern::cuda {

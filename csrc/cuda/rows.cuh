@@ -52,12 +52,14 @@ __device__ __forceinline__ bool rows_aligned(const RowTask& task) {
 
 // The entries of a row as they are.
 struct Plain {
+  static constexpr bool kCheap = true;
   __device__ __forceinline__ Plain(const RowMap*, std::int64_t) {}
   __device__ __forceinline__ double operator()(double x, std::int64_t) const { return x; }
 };
 
 // (x - center) / scale, column by column.
 struct Mapped {
+  static constexpr bool kCheap = false;  // divisions: unrolled, they would not fit the registers
   RowMap map;
   __device__ __forceinline__ Mapped(const RowMap* maps, std::int64_t task) : map(maps[task]) {}
   __device__ __forceinline__ double operator()(double x, std::int64_t column) const {
@@ -74,8 +76,9 @@ __device__ __forceinline__ void add_powers(const Rows& all, const RowMap* maps, 
   constexpr int V = 16 / static_cast<int>(sizeof(G));
   constexpr int kPacks = static_cast<int>(kChunk) / (kRowThreads * V);
   __shared__ double room[kWarps];
-  const std::int64_t row = blockIdx.x / all.chunks;
-  const std::int64_t chunk = blockIdx.x % all.chunks;
+  const auto chunks = static_cast<unsigned>(all.chunks);  // a grid's blocks fit 31 bits
+  const std::int64_t row = blockIdx.x / chunks;
+  const std::int64_t chunk = blockIdx.x % chunks;
   const std::int64_t index = task_of(all.tasks, all.count, &RowTask::first_chunk, chunk);
   const RowTask& task = all.tasks[index];
   const Map map(maps, index);
@@ -83,21 +86,29 @@ __device__ __forceinline__ void add_powers(const Rows& all, const RowMap* maps, 
   const G* from = static_cast<const G*>(task.rows) + row * task.columns;
   const bool aligned = rows_aligned<V, G>(task) && begin + kChunk <= task.columns;
   double sum = 0;
-  DPK_UNROLL
-  for (int k = 0; k < kPacks; ++k) {
+  const auto add = [&](G x, std::int64_t column, bool squared) {
+    const double value = map(static_cast<double>(value_of(x)), column);
+    sum = squared ? ::fma(value, value, sum) : sum + std::fabs(value);
+  };
+  const auto add_pack = [&](int k, bool squared) {
     const std::int64_t column = begin + V * (k * kRowThreads + static_cast<int>(threadIdx.x));
     G x[V];
-    if (aligned) {
-      load_pack<V>(from + column, x);
-    } else {
-      DPK_UNROLL
-      for (int v = 0; v < V; ++v) x[v] = column + v < task.columns ? from[column + v] : G{};
-    }
+    load_pack<V>(from + column, x);
     DPK_UNROLL
-    for (int v = 0; v < V; ++v) {
-      if (!aligned && column + v >= task.columns) continue;
-      const double value = map(static_cast<double>(value_of(x[v])), column + v);
-      sum = p == 2 ? ::fma(value, value, sum) : sum + std::fabs(value);
+    for (int v = 0; v < V; ++v) add(x[v], column + v, squared);
+  };
+  if (aligned && p == 2 && Map::kCheap) {
+    DPK_UNROLL
+    for (int k = 0; k < kPacks; ++k) add_pack(k, true);
+  } else if (aligned) {
+    DPK_NO_UNROLL
+    for (int k = 0; k < kPacks; ++k) add_pack(k, p == 2);
+  } else {  // in the same order, as little code as possible
+    DPK_NO_UNROLL
+    for (int i = 0; i < kPacks * V; ++i) {
+      const std::int64_t column =
+          begin + V * (i / V * kRowThreads + static_cast<int>(threadIdx.x)) + i % V;
+      if (column < task.columns) add(from[column], column, p == 2);
     }
   }
   sum = block_sum(sum, room);

@@ -29,8 +29,10 @@ MOST_INSTRUCTIONS = {
     "add noise, a scale for each": 256,
     "update, Adam, int32 sums": 245,
     "update, Adam, float32 sums": 297,
-    "powers of rows, float32": 33,
+    "powers of rows, float32": 18,
+    "powers of rows, bfloat16": 20,
     "weighted sum of rows, float32": 8.0,
+    "weighted sum of rows, bfloat16": 10,
     "weighted sum of rows, bfloat16, exact": 21.5,
 }
 """Of a thread for a value, as they are now and a little more: a rise must be wanted."""

@@ -1,0 +1,166 @@
+"""Count a private step's launches on a device that is not here, and time what the host does.
+
+    python -m benchmarks device-host [--json PATH]
+
+The engine takes the ways that it takes on a device, with a driver that counts our launches and,
+once the first steps have run on emulated kernels, starts none: what is left is the host's work.
+Models have the layers of the targets, but few and narrow ones, so that torch's own operations,
+which run on the CPU here, take next to no time of arithmetic. What a real driver takes for a launch
+comes on top; the interpreter stands in for Triton's launcher. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpkern
+
+from .gpu_models import Decoder, VisionTransformer
+from .step_models import ResNet
+
+ROWS = 4
+FIRST = 4
+"""Steps that run on emulated kernels: the first ones are checked by passes of their own."""
+
+
+class Recurrent(nn.Module):
+    """Two LSTM layers over tokens, whose last output is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lstm = nn.Embedding(9, 8), nn.LSTM(8, 8, num_layers=2, batch_first=True)
+        self.last = nn.Linear(8, 9)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.last(self.lstm(self.table(ids))[0])
+        return out
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and the shape of its input; ids below 9 where it has two dimensions."""
+
+    title: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+    def batch(self) -> Tensor:
+        """Return an input."""
+        if len(self.shape) == 2:
+            return torch.randint(9, self.shape)
+        return torch.randn(self.shape)
+
+
+MODELS = {
+    "gpt2": Model(
+        "decoder of 2 layers",
+        lambda: Decoder(vocabulary=9, length=8, width=8, heads=2, layers=2),
+        (ROWS, 8),
+    ),
+    "vit": Model(
+        "vision transformer of 2 layers",
+        lambda: VisionTransformer(size=8, patch=4, width=8, heads=2, layers=2),
+        (ROWS, 3, 8, 8),
+    ),
+    "resnet": Model("ResNet of 4 blocks", lambda: ResNet((4, 8), 2), (ROWS, 3, 8, 8)),
+    "lstm": Model("LSTM of 2 layers", Recurrent, (ROWS, 8)),
+}
+
+
+def loss_of(out: Tensor) -> Tensor:
+    """Return a loss of any output."""
+    return F.cross_entropy(out.flatten(0, -2), torch.arange(out[..., 0].numel()) % out.shape[-1])
+
+
+def measured(name: str, rounds: int) -> dict[str, Any]:
+    """Return a model's launches, and microseconds of a step with and without privacy."""
+    from tests.engine.device_path import Driver
+
+    model = MODELS[name]
+    torch.manual_seed(0)
+    x, plain, private, driver = model.batch(), model.build(), model.build(), Driver()
+    usual = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    with driver.on():
+        engine = dpkern.PrivacyEngine()
+        private, optimizer, loader = engine.make_private(
+            module=private,
+            optimizer=torch.optim.AdamW(private.parameters(), lr=1e-3),
+            data_loader=torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(x), batch_size=ROWS
+            ),
+            sampling="fixed",
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            unsafe_seed=1,
+            arithmetic="float",
+        )
+        engine.capture.guard._occasions._gap = 1 << 60  # no secret probe by chance
+
+        def step() -> float:
+            (given,) = next(iter(loader))
+            optimizer.zero_grad()
+            started = time.thread_time()
+            loss_of(private(given)).backward()
+            optimizer.step()
+            return time.thread_time() - started
+
+        def plain_step() -> float:
+            usual.zero_grad()
+            started = time.thread_time()
+            loss_of(plain(x)).backward()
+            usual.step()
+            return time.thread_time() - started
+
+        for _ in range(FIRST):
+            step()
+        driver.launches.clear()
+        step()
+        launches: Counter[str] = Counter(driver.launches)
+        driver.starts = False
+        times = [(step(), plain_step()) for _ in range(rounds)]
+    with_privacy, without = (1e6 * statistics.median(each) for each in zip(*times, strict=True))
+    parameters = len(list(plain.parameters()))
+    return {
+        "model": model.title,
+        "parameters": parameters,
+        "launches": launches.total(),
+        "kernels": dict(launches.most_common()),
+        "plain us": without,
+        "private us": with_privacy,
+        "added us": with_privacy - without,
+        "added us per parameter": (with_privacy - without) / parameters,
+    }
+
+
+def markdown(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Return the table."""
+    columns = [key for key in rows[0] if key != "kernels"]
+    lines = [
+        "# Launches and host time of a step on a device",
+        "",
+        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
+        "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
+        "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
+        "Steps on devices are not replayed. `python -m benchmarks device-host` makes this file.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    for row in rows:
+        cells = (row[key] for key in columns)
+        texts = (f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells)
+        lines.append("| " + " | ".join(texts) + " |")
+    lines += ["", "Kernels of a step:", ""]
+    for row in rows:
+        counted = ", ".join(f"{n} {name}" for name, n in row["kernels"].items())
+        lines.append(f"- {row['model']}: {counted}")
+    return "\n".join(lines) + "\n"
