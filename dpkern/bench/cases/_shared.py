@@ -25,7 +25,7 @@ CONVOLUTIONS: tuple[dict[str, Any], ...] = (
 VOLUME: dict[str, Any] = {"ci": 2, "co": 2, "c": 2, "*S": (3, 4, 3), "*O": (2, 3, 2)}
 VOLUME |= {"*K": (2, 2, 2), "kernel_size": 2}
 ABOVE = frozenset({"result"})
-"""Of ops whose only result is never below the true value."""
+"""The only result of an op, which is never below the true value."""
 CHANNELS = frozenset({"ci", "co", "c", "*S", "*O", "*K"})
 
 
