@@ -420,15 +420,24 @@ class DPStep:
         learns, direct = self.memory is not None, self.plan.direct
         if direct and not (learns or left):
             return {}
+
+        def narrowed(i: int, gradient: torch.Tensor) -> torch.Tensor:
+            # A model's mapped gradients in float64 would be twice its size.
+            narrow = not learns and self.params[i].dtype is torch.float32
+            return gradient.float() if narrow else gradient
+
         ready = {
-            block.index: releasing.gradient(
-                sums[block.index],
-                block,
-                drawn,
-                dtype=clip.sum_dtype(self.params[block.index].dtype),
-                exact=self.plan.arithmetic == "exact",
-                scale=self.gradient_scale,
-                backend=self.backend,
+            block.index: narrowed(
+                block.index,
+                releasing.gradient(
+                    sums[block.index],
+                    block,
+                    drawn,
+                    dtype=clip.sum_dtype(self.params[block.index].dtype),
+                    exact=self.plan.arithmetic == "exact",
+                    scale=self.gradient_scale,
+                    backend=self.backend,
+                ),
             )
             for block in self.plan.blocks
             if learns or block.index in left or not (direct or block.fused)

@@ -322,7 +322,7 @@ class WhitenedCrop(Taps):
 
     def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         if self.post is None:
-            return noisy.double().clone()
+            return noisy.to(torch.float64, copy=True)
         lead = noisy.shape[:-1] if self.signal is not None else self._lead(tuple(noisy.shape))
         flat = noisy.double().reshape(*lead, self.rank)
         return (flat @ _on(self.post, noisy).T).reshape(*lead, *self.site.kernel)
@@ -331,7 +331,8 @@ class WhitenedCrop(Taps):
         noisy, taps = math.prod(self.shape(parameter)), self.site.taps
         work.converted("formats", noisy, dtype, torch.float64)
         if self.post is None:
-            work.each("copy", math.prod(parameter))
+            if dtype is torch.float64:
+                work.each("copy", math.prod(parameter))
             return
         work.each("constants", self.rank * taps)
         work.multiplied("matrix", noisy // self.rank, self.rank, taps)
