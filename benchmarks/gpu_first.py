@@ -61,6 +61,8 @@ def product(shape: tuple[int, int, int, int], dtype: torch.dtype, where: Setting
         "with norms": lambda: ghost.linear_gradient(a, g),
         "triton": lambda: ghost.linear_gradient(a, g, backend="triton"),
     }
+    if dtype is torch.bfloat16:
+        ways["in 16 bits, with norms"] = lambda: ghost.rounded_gradient(a, g)
     if where.device.type != "cuda":
         del ways["triton"]
     return {

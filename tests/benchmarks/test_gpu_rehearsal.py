@@ -50,7 +50,7 @@ def test_the_first_look(
     with device_path():
         assert gpu_first.main(SMALL) == 0
     out = capsys.readouterr().out
-    for part in ("GB/s", "with norms TFLOP/s", '"kernel"'):
+    for part in ("GB/s", "with norms TFLOP/s", "in 16 bits, with norms", '"kernel"'):
         assert part in out
 
 
@@ -64,6 +64,7 @@ def test_every_model_takes_its_steps_without_the_reference(
     private = [row for row in rows if row["variant"] == "dpkern"]
     assert len(private) == len(gpu_models.tasks(gpu_time.setting("", SMALL)))
     assert all(row["of non-private"] > 0 for row in private)
+    assert sum("predicted" in row for row in private) == len(gpu_models.PREDICTED)
     assert calls.of("reference") == []
 
 
