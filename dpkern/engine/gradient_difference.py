@@ -1,12 +1,12 @@
 """Check that the gradients of a sample's outputs do not depend on the other samples.
 
 Outputs can be each sample's own while their gradients are not: a backward pass may divide by the
-norm of the batch, or scale by its size. The module therefore runs forward and backward on a few
-samples, half of which have large values, with gradients at the outputs of the other half alone, and
-then on the other half alone. Its samples must have the same gradients both times, at the outputs of
-all parts of the module and at small parameters, up to the rounding of kernels that are blocked by
-size; the replaced ones must have none. Modules that draw random numbers draw others for another
-number of samples: they run on the samples as they are instead.
+norm of the batch, or scale by its size. The module therefore runs forward and backward on three
+samples and two others with large values, with gradients at the outputs of the three alone, and then
+on the three alone. They must have the same gradients both times, at the outputs of all parts of the
+module and at small parameters, up to the rounding of kernels that are blocked by size; the others
+must have none. Modules that draw random numbers draw others for another number of samples: they run
+on the five samples as they are instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEGLIGIBLE = 0.01
 _SMALL = 1 << 14
 """Number of entries up to which parameters are compared, where the parts have outputs."""
 
-_MOST = 8
+_MOST = 5
 """Number of samples that the module runs on."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -61,22 +61,22 @@ def check_gradients(
     Returns:
         The error; None if the gradients agree or cannot be compared.
     """
-    more = min(_MOST, batch) // 2 * 2
-    kept = more // 2
+    more = min(_MOST, batch)
+    kept = more - more // 2
     trained = [p for p in module.parameters() if p.requires_grad]
-    if kept == 0 or not trained:
+    if more < 2 or not trained:
         return None
 
-    counted: dict[int, torch.Size] = {}
+    rows: dict[int, torch.Size] = {}  # shapes of a row, by output that has one for each sample
 
     def run(chosen: Arguments, samples: int) -> Gradients:
         def backward(output: Any) -> Gradients:
             outputs = list(tensors_of(output))
-            if not counted:
-                counted.update(_with_rows(outputs, samples))
-            if any(outputs[i].shape != (samples, *counted[i]) for i in counted):
-                return {}
-            return _gradients([outputs[i] for i in counted], parts, trained, kept)
+            if not rows:
+                rows.update(_with_rows(outputs, samples))
+            for i in [i for i in rows if outputs[i].shape != (samples, *rows[i])]:
+                del rows[i]  # as large by chance
+            return _gradients([outputs[i] for i in rows], parts, trained, kept)
 
         try:
             with _recorded(module, samples) as parts, _without_hooks(trained):
@@ -84,20 +84,19 @@ def check_gradients(
         except Exception:  # noqa: BLE001 - the real pass has another size
             return {}
 
+    first = first_rows(arguments, batch, kept)
+    alone, known = run(first, kept), len(rows)
     beside = first_rows(arguments, batch, more)
-    others = [
-        replaced_rows(beside, more, range(kept, more), change)[0]
-        for change in (by_large_values(0), by_copies(kept))
-    ]
     one: Gradients = {}
-    for chosen in others:
-        one = run(chosen, more)
+    for change in (by_large_values(0), by_copies(kept)):
+        one = run(replaced_rows(beside, more, range(kept, more), change)[0], more)
         if one and all(bool(g.isfinite().all()) for g in one.values()):
             break
     else:
         return None
     has_drawn = draws.changed()
-    alone = run(first_rows(arguments, batch, kept), kept)
+    if len(rows) != known:
+        alone = run(first, kept)
     if not _has_none(one, alone, kept):
         return _found(module, "in rows of other samples")
     if has_drawn or not alone:  # other random numbers for another number of samples, or no pass
@@ -131,7 +130,7 @@ def _recorded(module: nn.Module, samples: int) -> Iterator[Gradients]:
             nonlocal calls
             for tensor in tensors_of(output):
                 calls += 1
-                if tensor.requires_grad and _has_rows(tensor, samples):
+                if _has_rows(tensor, samples):
                     parts[name, calls] = tensor
 
         handles.append(part.register_forward_hook(leave))
@@ -147,15 +146,11 @@ def _recorded(module: nn.Module, samples: int) -> Iterator[Gradients]:
 
 
 def _has_rows(tensor: Tensor, samples: int) -> bool:
-    """Whether the first dimension, and no other one, is as large as the number of samples."""
-    return [d for d, n in enumerate(tensor.shape) if n == samples] == [0]
+    return tensor.dim() > 0 and tensor.shape[0] == samples and tensor.requires_grad
 
 
 def _with_rows(outputs: Sequence[Tensor], samples: int) -> dict[int, torch.Size]:
-    """Return the shape of a row of each output that has one for each sample, and a gradient."""
-    return {
-        i: t.shape[1:] for i, t in enumerate(outputs) if t.requires_grad and _has_rows(t, samples)
-    }
+    return {i: t.shape[1:] for i, t in enumerate(outputs) if _has_rows(t, samples)}
 
 
 @contextmanager
