@@ -50,7 +50,8 @@ class BenchSettings:
             each call.
         isa: instruction set of the compiled CPU kernels; None selects the best one.
         rule: when sampling stops.
-        compiled: compile every formulation too, with ``torch.compile``.
+        compiled: compile every formulation too, with ``torch.compile``; None compiles those that
+            gain by it.
         limits: of the quiet guard.
     """
 
@@ -58,7 +59,7 @@ class BenchSettings:
     cache: str = "warm"
     isa: str | None = None
     rule: StopRule = field(default_factory=StopRule)
-    compiled: bool = False
+    compiled: bool | None = False
     limits: guard.QuietLimits = guard.LIMITS
 
 
@@ -143,7 +144,7 @@ def call(case: Case, backend: str) -> Callable[[], Any]:
 
 
 def checked_formulations(
-    case: Case, backend: str, compiled: bool
+    case: Case, backend: str, compiled: bool | None
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
     """Return torch's formulations that do the op's work, and why others are left out."""
     found: dict[str, Callable[[], Any]] = {}

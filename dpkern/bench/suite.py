@@ -215,7 +215,7 @@ def selected(plan: BenchPlan) -> Iterator[tuple[Case, str, BenchSettings]]:
                         cache=cache,
                         isa=isa,
                         rule=plan.rule,
-                        compiled=plan.compiled,
+                        compiled=plan.compiled or (False if plan.quick else None),
                     )
                     yield case, backend, settings
 

@@ -161,6 +161,20 @@ def test_every_case_has_two_formulations_of_different_names(name: str) -> None:
         assert len(set(names)) == len(names), names
 
 
+def test_formulations_that_gain_by_it_are_compiled_in_all_but_quick_runs() -> None:
+    (case,) = timed_cases(
+        OPS["ghost.layer_norm_backward"], FACTS["ghost.layer_norm_backward"], ("tiny",)
+    )
+    plain, some, every = (
+        {one.name for one in formulations_of(case, compiled)} for compiled in (False, None, True)
+    )
+    assert some - plain == {"formula, compiled"}
+    assert every - plain == {f"{name}, compiled" for name in plain}
+    for quick, compiled in ((True, False), (False, None)):
+        plan = suite.BenchPlan(ops=("ghost.layer_norm_backward",), quick=quick)
+        assert {settings.compiled for *_, settings in suite.selected(plan)} == {compiled}
+
+
 def test_large_whitened_gradients_are_as_large_as_their_case_says() -> None:
     large = timed_cases(OPS["spectral.whitened_norm"], FACTS["spectral.whitened_norm"], ("large",))
     assert large[0].arguments()["grads"].shape == (64, 64, 64, 9)

@@ -42,12 +42,16 @@ WITHOUT: dict[str, str] = {}
 """The reasons why ops have no formulation in torch; rows and pages say them."""
 
 
-def formulations_of(case: Case, compiled: bool = False) -> list[Formulation]:
-    """Return the formulations of a case's work; ``compiled`` adds what ``torch.compile`` makes."""
+def formulations_of(case: Case, compiled: bool | None = False) -> list[Formulation]:
+    """Return the formulations of a case's work.
+
+    Args:
+        compiled: whether to add what ``torch.compile`` makes of them; None adds it where it gains.
+    """
     known = FORMULATIONS.get(case.op.name, ())
     args = case.arguments() if known else {}
     found = [one for one in known if one.fits(args)]
-    return with_compiled(found) if compiled else found
+    return found if compiled is False else with_compiled(found, every=compiled is True)
 
 
 __all__ = ["FORMULATIONS", "WITHOUT", "Formulation", "formulations_of"]

@@ -23,6 +23,8 @@ class Formulation:
         fits: whether it does the work of these arguments.
         draws: it draws noise of its own, so that its values are not the op's.
         tolerance: of its difference to the reference, beyond the usual one.
+        compiles: ``torch.compile`` makes it faster than what is written by hand, so that all but
+            quick runs time that too.
     """
 
     name: str
@@ -30,10 +32,11 @@ class Formulation:
     fits: Callable[[Arguments], bool] = lambda _: True
     draws: bool = False
     tolerance: float = 0.0
+    compiles: bool = False
 
 
-def with_compiled(found: list[Formulation]) -> list[Formulation]:
-    """Return the formulations that fit a case, each as it is and compiled."""
+def with_compiled(found: list[Formulation], *, every: bool) -> list[Formulation]:
+    """Return the formulations that fit a case, and compiled those that gain by it, or all."""
 
     def compiled(one: Formulation) -> Formulation:
         def prepare(args: Arguments) -> Callable[[], Any]:
@@ -42,4 +45,4 @@ def with_compiled(found: list[Formulation]) -> list[Formulation]:
 
         return replace(one, name=f"{one.name}, compiled", prepare=prepare)
 
-    return [*found, *(compiled(one) for one in found)]
+    return [*found, *(compiled(one) for one in found if every or one.compiles)]

@@ -105,7 +105,12 @@ FORMULATIONS = {
     "clip.clip_sum": (
         Formulation("vector_norm, addmv", lambda a: _clipped(_norm_of_all(a), a), _is_float),
         Formulation("einsum, addmv", lambda a: _clipped(_sum_of_squares(a), a), _is_float),
-        Formulation("vector_norm, int32", lambda a: _truncated(_norm_of_all(a), a), _is_exact),
+        Formulation(
+            "vector_norm, int32",
+            lambda a: _truncated(_norm_of_all(a), a),
+            _is_exact,
+            compiles=True,
+        ),
         Formulation("einsum, int32", lambda a: _truncated(_sum_of_squares(a), a), _is_exact),
         Formulation("int32, block by block", partial(_truncated_by_blocks, None), _is_exact),
         Formulation("int32, row by row", partial(_truncated_by_blocks, 1), _is_exact),

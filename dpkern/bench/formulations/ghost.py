@@ -391,7 +391,7 @@ FORMULATIONS = {
         Formulation("einsum", _weighted_by_einsum),
     ),
     "ghost.linear_integer_sum": (
-        Formulation("bmm, int32", _whole),
+        Formulation("bmm, int32", _whole, compiles=True),
         Formulation("loop of samples", _whole_by_sample),
         Formulation("bmm, int32, buffers", _whole_in_buffers),
         Formulation("loop of samples, buffers", _whole_by_sample_in_buffers),

@@ -198,7 +198,7 @@ FORMULATIONS = {
     "ghost.layer_norm_backward": (
         Formulation("native backward, bmm", _layer_norm_by_products, _weighs),
         Formulation("native backward, sample by sample", _layer_norm_by_sample, _weighs),
-        Formulation("formula", _layer_norm, _weighs),
+        Formulation("formula", _layer_norm, _weighs, compiles=True),
         Formulation("native backward", _layer_norm_native, _weighs),
     ),
     "ghost.rms_norm_backward": (

@@ -193,7 +193,7 @@ FORMULATIONS = {
         Formulation("einsum", _contracted_by_einsum),
     ),
     "ghost.explicit_integer_sum": (
-        Formulation("mul, int32", _contracted_whole),
+        Formulation("mul, int32", _contracted_whole, compiles=True),
         Formulation("mul, int32, buffers", _contracted_whole_in_buffers),
         Formulation("mul, int32, row by row", _contracted_whole_by_rows),
     ),

@@ -304,7 +304,7 @@ FORMULATIONS = {
     "spectral.conv_norm": (
         Formulation("rfft2, powers", _conv_norm, _is_plain),
         Formulation("rfft2, maps", _conv_norm_whole, _is_plain),
-        Formulation("matrix, powers", _conv_norm_by_products, _is_plain),
+        Formulation("matrix, powers", _conv_norm_by_products, _is_plain, compiles=True),
     ),
     "spectral.filtered": (
         Formulation("rfft2", _filtered),
