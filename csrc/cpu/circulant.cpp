@@ -1,13 +1,13 @@
-// Norms of block-circulant layers at one position, from circular autocorrelations.
+// Norms of block-circulant layers at one position, from the powers of their blocks' transforms.
 //
 // A gradient's block is the circular correlation of an input block with an output gradient's, so
-// that by Parseval's theorem || G ||^2 = sum_u A_g(u) A_x(u) with A(u) the sum over an operand's
-// blocks and places a of z(a) z(a + u mod d): no transform, and no gradient. A is even, so half of
-// the lags suffice. A filter joins lags: sum_uv A_x(u) M(u, v) A_g(v).
+// that by Parseval's theorem || G ||^2 = 1/d sum_k w_k P_g(k) P_x(k) with P(k) the sum over an
+// operand's blocks of | z^(k) |^2: no gradient. All of it is float64, samples are the lanes.
 
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/circulant_lines.h"
 #include "cpu/ghost_tiles.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -15,22 +15,8 @@
 namespace dpkern::cpu {
 namespace {
 
-using ghost::load;
-using ghost::round_up;
+using circulant::Lines;
 using ghost::scratch;
-using ghost::sum_lanes;
-
-constexpr std::int64_t kGrain = 1 << 14;  // products worth a thread
-constexpr int kLanes = 8;
-constexpr int kTogether = 8;  // lags that share the loads of a block
-using Doubles = Vector<double, kLanes>;
-
-// Where a block of d values lies: once with zeros behind it, then twice in a row.
-struct Layout {
-  std::int64_t d, once, stride;
-  explicit Layout(std::int64_t block)
-      : d(block), once(round_up(block, kLanes)), stride(once + 2 * once + kLanes + kTogether) {}
-};
 
 // A power of two that brings the largest value near 1, so that no square leaves the range; 1 where
 // squares of the type cannot.
@@ -45,70 +31,85 @@ double scale_of(const T* from, std::int64_t count) {
   }
 }
 
-// sums [lags] = A(u) of `count` blocks at `from`, times scale^2.
-template <class T>
-DPK_INLINE inline void add_lags(const T* from, std::int64_t count, const Layout& of,
-                                std::int64_t lags, double scale, double* room, double* sums) {
-  for (std::int64_t j = 0; j < count; ++j) {
-    double* const once = room + j * of.stride;
-    double* const twice = once + of.once;
-    const T* const block = from + j * of.d;
-    for (std::int64_t a = 0; a < of.d; ++a) {
-      once[a] = twice[a] = twice[of.d + a] = static_cast<double>(block[a]) * scale;
-    }
-    std::fill(once + of.d, twice, 0.0);
-    std::fill(twice + 2 * of.d, once + of.stride, 0.0);
+template <int kBytes>
+struct Powers : circulant::Blocks<double, kBytes> {
+  using Base = circulant::Blocks<double, kBytes>;
+  using Base::kVectors, Base::kWide, Base::transform, Base::turn_in;
+  using V = typename Base::V;
+
+  static std::int64_t room(std::int64_t values, const Lines<double>& lines) {
+    return (2 * values + 2 * lines.K + lines.d) * kWide;
   }
-  for (std::int64_t u = 0; u < lags; u += kTogether) {
-    Doubles acc[kTogether] = {};
-    for (std::int64_t j = 0; j < count; ++j) {
-      const double* const once = room + j * of.stride;
-      const double* const moved = once + of.once + u;
-      for (std::int64_t a = 0; a < of.once; a += kLanes) {
-        const Doubles here = load<Doubles>(once + a);
-#pragma GCC unroll 8
-        for (int i = 0; i < kTogether; ++i) acc[i] += here * load<Doubles>(moved + a + i);
+  // powers [K + 1, kWide]: those of each frequency, then the sum of all squares, of samples that
+  // are multiplied by their scale.
+  template <class T>
+  static DPK_INLINE void of(const T* from, std::int64_t used, std::int64_t blocks,
+                            const Lines<double>& lines, double* room, double* powers,
+                            double* scales) {
+    const std::int64_t values = blocks * lines.d;
+    double *const rows = room, *const flat = rows + values * kWide;
+    double *const spectra = flat + values * kWide, *const folded = spectra + 2 * lines.K * kWide;
+    for (std::int64_t i = 0; i < used; ++i) {
+      scales[i] = scale_of(from + i * values, values);
+      for (std::int64_t n = 0; n < values; ++n) {
+        rows[i * values + n] = static_cast<double>(from[i * values + n]) * scales[i];
       }
     }
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(kTogether, lags - u); ++i) {
-      sums[u + i] = sum_lanes<Doubles, kLanes>(acc[i]);
+    turn_in(rows, values, used, values, flat);
+    V* const sums = reinterpret_cast<V*>(powers);
+    std::fill(powers, powers + (lines.K + 1) * kWide, 0.0);
+    for (std::int64_t j = 0; j < blocks; ++j) {
+      transform(lines, flat + j * lines.d * kWide, folded, spectra, 2 * kWide);
+      const V* at = reinterpret_cast<const V*>(spectra);
+      for (std::int64_t k = 0; k < lines.K; ++k, at += 2 * kVectors) {
+        for (int v = 0; v < kVectors; ++v) {
+          sums[k * kVectors + v] += at[v] * at[v] + at[kVectors + v] * at[kVectors + v];
+        }
+      }
+    }
+    const V* const all = reinterpret_cast<const V*>(flat);
+    for (std::int64_t n = 0; n < values; ++n) {
+      for (int v = 0; v < kVectors; ++v) {
+        const V value = all[n * kVectors + v];
+        sums[lines.K * kVectors + v] += value * value;
+      }
     }
   }
-}
+};
 
 }  // namespace
 
-// squares [B] = sum_uv A_x(u) between(u, v) A_g(v), raised by `error` times both operands' squares.
+// squares [B] = sum_k between(k, k) P_x(k) P_g(k), raised by `error` times both operands' squares.
 template <class T>
 void circulant_squares(const CirculantSquares<T>& call, int threads) {
-  const Layout of(call.d);
-  const std::int64_t lags = call.L, most = std::max(call.q, call.p);
-  const std::int64_t work = (call.q + call.p) * of.once * lags + lags * lags;
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, work));
-  parallel_for(call.B, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-    double* const room = scratch<double, 0>(most * of.stride);
-    double* const x_sums = scratch<double, 1>(2 * lags);
-    double* const g_sums = x_sums + lags;
-    for (std::int64_t b = begin; b < end; ++b) {
-      const T* const x = call.x + b * call.q * call.d;
-      const T* const g = call.g + b * call.p * call.d;
-      const double x_scale = scale_of(x, call.q * call.d);
-      const double g_scale = scale_of(g, call.p * call.d);
-      double total = 0;
-      versioned([&]() DPK_INLINE {
-        add_lags(x, call.q, of, lags, x_scale, room, x_sums);
-        add_lags(g, call.p, of, lags, g_scale, room, g_sums);
-        for (std::int64_t u = 0; u < lags; ++u) {
-          const double* const row = call.between + u * lags;
-          double joined = 0;
-          for (std::int64_t v = 0; v < lags; ++v) joined += row[v] * g_sums[v];
-          total += x_sums[u] * joined;
+  const Lines<double>& lines = circulant::lines_of<double>(call.d);
+  std::int64_t wide = 0;
+  versioned_by_width([&](auto width) DPK_INLINE { wide = Powers<width>::kWide; });
+  parallel_for((call.B + wide - 1) / wide, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    versioned_by_width([&](auto width) DPK_INLINE {
+      using Of = Powers<width>;
+      const std::int64_t most = std::max(call.q, call.p) * call.d, size = (lines.K + 1) * Of::kWide;
+      double* const x_powers = scratch<double, 0>(2 * size + Of::room(most, lines));
+      double *const g_powers = x_powers + size, *const room = g_powers + size;
+      double x_scales[Of::kWide], g_scales[Of::kWide];
+      for (std::int64_t tile = begin; tile < end; ++tile) {
+        const std::int64_t first = tile * Of::kWide;
+        const std::int64_t used = std::min<std::int64_t>(Of::kWide, call.B - first);
+        Of::of(call.x + first * call.q * call.d, used, call.q, lines, room, x_powers, x_scales);
+        Of::of(call.g + first * call.p * call.d, used, call.p, lines, room, g_powers, g_scales);
+        for (std::int64_t i = 0; i < used; ++i) {
+          double total = 0;
+          for (std::int64_t k = 0; k < lines.K; ++k) {
+            total += call.between[k * (call.L + 1)] *
+                     (x_powers[k * Of::kWide + i] * g_powers[k * Of::kWide + i]);
+          }
+          const std::int64_t sums = lines.K * Of::kWide + i;
+          const double above = total + call.error * (x_powers[sums] * g_powers[sums]);
+          const double back = 1 / (x_scales[i] * g_scales[i]);
+          call.squares[first + i] = above * back * back * (1 + 0x1p-42);
         }
-      });
-      const double above = (total < 0 ? 0 : total) + call.error * (x_sums[0] * g_sums[0]);
-      const double back = 1 / (x_scale * g_scale);
-      call.squares[b] = above * back * back * (1 + 0x1p-42);
-    }
+      }
+    });
   });
 }
 

@@ -8,9 +8,9 @@
 // and the weighted gradient sum_b conj(G_bi) X_bj the same form, with samples for blocks.
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
+#include "cpu/circulant_lines.h"
 #include "cpu/ghost_tiles.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
@@ -18,186 +18,19 @@
 namespace dpkern::cpu {
 namespace {
 
-using ghost::load;
+using circulant::Lines;
 using ghost::round_up;
 using ghost::scratch;
 
 constexpr std::int64_t kRowsTogether = 128;  // samples whose transforms are in the cache
-
-// Cosines and sines of a block of d entries: K frequencies, K entries that cosines meet, `odd` that
-// sines do.
-template <class F>
-struct Lines {
-  std::int64_t d, K, odd;
-  std::vector<F> cosines, sines;             // [K, K] and [K, odd], of the transform
-  std::vector<F> even_entries, odd_entries;  // [K, K] and [odd, K], of the way back
-
-  explicit Lines(std::int64_t block) : d(block), K(block / 2 + 1), odd((block - 1) / 2) {
-    std::vector<double> turns(static_cast<std::size_t>(2 * d));
-    for (std::int64_t m = 0; m < d; ++m) {
-      const double angle =
-          2 * 3.14159265358979323846 * static_cast<double>(m) / static_cast<double>(d);
-      turns[static_cast<std::size_t>(2 * m)] = 4 * m == d || 4 * m == 3 * d ? 0 : std::cos(angle);
-      turns[static_cast<std::size_t>(2 * m + 1)] = 2 * m == d ? 0 : std::sin(angle);
-    }
-    const auto turn = [&](std::int64_t k, std::int64_t a, int part) {
-      return turns[static_cast<std::size_t>(2 * (k * a % d) + part)];
-    };
-    const auto weight = [&](std::int64_t k) {
-      return (k == 0 || 2 * k == d ? 1.0 : 2.0) / static_cast<double>(d);
-    };
-    for (std::int64_t k = 0; k < K; ++k) {
-      for (std::int64_t a = 0; a < K; ++a) cosines.push_back(static_cast<F>(turn(k, a, 0)));
-      for (std::int64_t a = 1; a <= odd; ++a) sines.push_back(static_cast<F>(turn(k, a, 1)));
-    }
-    for (std::int64_t a = 0; a < K; ++a) {
-      for (std::int64_t k = 0; k < K; ++k) {
-        even_entries.push_back(static_cast<F>(weight(k) * turn(k, a, 0)));
-      }
-    }
-    for (std::int64_t a = 1; a <= odd; ++a) {
-      for (std::int64_t k = 0; k < K; ++k) {
-        odd_entries.push_back(static_cast<F>(weight(k) * turn(k, a, 1)));
-      }
-    }
-  }
-  bool real(std::int64_t k) const { return k == 0 || 2 * k == d; }
-};
+constexpr std::int64_t kGroup = 16;          // samples whose blocks fill lanes together
 
 template <class F, int kBytes>
-struct Circulant {
-  static constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
-  static constexpr int kVectors = kBytes == 64 ? 2 : 1;
-  static constexpr int kWide = kVectors * kLanes;  // samples or blocks that go together
-  static constexpr int kTile = 4;                  // rows of an output tile
-  using V = Vector<F, kLanes>;
-  using Four = Vector<F, 4>;
-
-  // to [width, kWide] = the transpose of kWide rows `step` apart, of which `count` are there.
-  static DPK_INLINE void turn_in(const F* from, std::int64_t step, std::int64_t count,
-                                 std::int64_t width, F* to) {
-    if (count < kWide) std::fill(to, to + width * kWide, F{0});
-    std::int64_t row = 0;
-    for (; row + 4 <= count; row += 4) {
-      std::int64_t a = 0;
-      for (; a + 4 <= width; a += 4) {
-        const F* const at = from + row * step + a;
-        Four rows[4] = {load<Four>(at), load<Four>(at + step), load<Four>(at + 2 * step),
-                        load<Four>(at + 3 * step)};
-        transpose(rows);
-        for (int i = 0; i < 4; ++i)
-          __builtin_memcpy(to + (a + i) * kWide + row, &rows[i], sizeof(Four));
-      }
-      for (; a < width; ++a) {
-        for (int i = 0; i < 4; ++i) to[a * kWide + row + i] = from[(row + i) * step + a];
-      }
-    }
-    for (; row < count; ++row) {
-      for (std::int64_t a = 0; a < width; ++a) to[a * kWide + row] = from[row * step + a];
-    }
-  }
-  // The way back, added to what is there or in its place.
-  template <bool kAdd>
-  static DPK_INLINE void turn_out(const F* from, std::int64_t count, std::int64_t width, F* to,
-                                  std::int64_t step) {
-    for (std::int64_t row = 0; row < count; row += 4) {
-      const int used = static_cast<int>(std::min<std::int64_t>(4, count - row));
-      std::int64_t a = 0;
-      for (; a + 4 <= width; a += 4) {
-        Four rows[4];
-        for (int i = 0; i < 4; ++i) rows[i] = load<Four>(from + (a + i) * kWide + row);
-        transpose(rows);
-        for (int i = 0; i < used; ++i) {
-          F* const at = to + (row + i) * step + a;
-          if (kAdd) rows[i] += load<Four>(at);
-          __builtin_memcpy(at, &rows[i], sizeof(Four));
-        }
-      }
-      for (; a < width; ++a) {
-        for (int i = 0; i < used; ++i) {
-          F& at = to[(row + i) * step + a];
-          at = (kAdd ? at : F{0}) + from[a * kWide + row + i];
-        }
-      }
-    }
-  }
-  static DPK_INLINE void transpose(Four* rows) {
-    using Mask = Vector<std::conditional_t<sizeof(F) == 4, std::int32_t, std::int64_t>, 4>;
-    const Four a = __builtin_shuffle(rows[0], rows[1], Mask{0, 4, 1, 5});
-    const Four b = __builtin_shuffle(rows[0], rows[1], Mask{2, 6, 3, 7});
-    const Four c = __builtin_shuffle(rows[2], rows[3], Mask{0, 4, 1, 5});
-    const Four d = __builtin_shuffle(rows[2], rows[3], Mask{2, 6, 3, 7});
-    rows[0] = __builtin_shuffle(a, c, Mask{0, 1, 4, 5});
-    rows[1] = __builtin_shuffle(a, c, Mask{2, 3, 6, 7});
-    rows[2] = __builtin_shuffle(b, d, Mask{0, 1, 4, 5});
-    rows[3] = __builtin_shuffle(b, d, Mask{2, 3, 6, 7});
-  }
-
-  // to[r] = sum_c table[r, c] from[c], of so many lanes; rows `from_step` and `to_step` apart.
-  static DPK_INLINE void combine(const F* table, std::int64_t rows, std::int64_t columns,
-                                 const F* from, std::int64_t from_step, F* to,
-                                 std::int64_t to_step) {
-    std::int64_t r = 0;
-    for (; r + kTile <= rows; r += kTile) {
-      combine_rows<kTile>(table + r * columns, columns, from, from_step, to + r * to_step, to_step);
-    }
-    for (; r < rows; ++r) {
-      combine_rows<1>(table + r * columns, columns, from, from_step, to + r * to_step, to_step);
-    }
-  }
-  template <int kRows>
-  static DPK_INLINE void combine_rows(const F* table, std::int64_t columns, const F* from,
-                                      std::int64_t from_step, F* to, std::int64_t to_step) {
-    V sums[kRows][kVectors] = {};
-    for (std::int64_t c = 0; c < columns; ++c) {
-      const V* const at = reinterpret_cast<const V*>(from + c * from_step);
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) {
-        const F factor = table[i * columns + c];
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * at[v];
-      }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) reinterpret_cast<V*>(to + i * to_step)[v] = sums[i][v];
-    }
-  }
-
-  // Spectra of blocks [d, kWide]: cosine and sine sums of frequency k at `to + k * step`.
-  static DPK_INLINE void transform(const Lines<F>& lines, const F* from, F* room, F* to,
-                                   std::int64_t step) {
-    V* const even = reinterpret_cast<V*>(room);
-    V* const odd = reinterpret_cast<V*>(room + lines.K * kWide);
-    const V* const at = reinterpret_cast<const V*>(from);
-    for (int v = 0; v < kVectors; ++v) even[v] = at[v];
-    for (std::int64_t a = 1; a < lines.K; ++a) {
-      for (int v = 0; v < kVectors; ++v) {
-        const V first = at[a * kVectors + v], last = at[(lines.d - a) * kVectors + v];
-        even[a * kVectors + v] = 2 * a == lines.d ? first : first + last;
-        if (a <= lines.odd) odd[(a - 1) * kVectors + v] = first - last;
-      }
-    }
-    combine(lines.cosines.data(), lines.K, lines.K, room, kWide, to, step);
-    combine(lines.sines.data(), lines.K, lines.odd, room + lines.K * kWide, kWide, to + kWide,
-            step);
-  }
-  // Blocks [d, kWide] of spectra.
-  static DPK_INLINE void transform_back(const Lines<F>& lines, const F* from, std::int64_t step,
-                                        F* room, F* to) {
-    combine(lines.even_entries.data(), lines.K, lines.K, from, step, room, kWide);
-    F* const odd = room + lines.K * kWide;
-    combine(lines.odd_entries.data(), lines.odd, lines.K, from + kWide, step, odd, kWide);
-    for (std::int64_t a = 0; a < lines.K; ++a) {
-      const bool paired = a > 0 && a <= lines.odd;
-      for (int i = 0; i < kWide; ++i) {
-        const F e = room[a * kWide + i], o = paired ? odd[(a - 1) * kWide + i] : F{0};
-        to[a * kWide + i] = e + o;
-        if (paired) to[(lines.d - a) * kWide + i] = e - o;
-      }
-    }
-  }
+struct Circulant : circulant::Blocks<F, kBytes> {
+  using Base = circulant::Blocks<F, kBytes>;
+  using Base::kTile, Base::kVectors, Base::kWide, Base::transform, Base::transform_back,
+      Base::turn_in;
+  using V = typename Base::V;
 
   // sums [row][2][kWide], `step` apart, += over n of scalars [row][n][2] and lanes [n][2][kWide].
   template <int kRows, bool kReal>
@@ -258,24 +91,27 @@ struct Circulant {
     }
   }
 
-  // Spectra of `count` consecutive blocks as scalars: frequency k of block n stands at
-  // to[k * step + n * apart], cosine sum first, sine sum times `sign` behind it.
-  static DPK_INLINE void scalars_of(const Lines<F>& lines, const F* from, std::int64_t count,
-                                    F factor, F sign, F* room, F* to, std::int64_t step,
-                                    std::int64_t apart) {
+  // Spectra of `count` consecutive blocks, one by one: frequency k of block n stands at
+  // to[k * step + place(n)], the cosine sum first, the sine sum times `sign` `behind` it.
+  template <class Place>
+  static DPK_INLINE void spectra_of(const Lines<F>& lines, const F* from, std::int64_t count,
+                                    F sign, F* room, F* to, std::int64_t step, std::int64_t behind,
+                                    const Place& place) {
     F* const blocks = room;
     F* const spectra = blocks + lines.d * kWide;
     F* const folded = spectra + 2 * lines.K * kWide;
     for (std::int64_t first = 0; first < count; first += kWide) {
       const std::int64_t used = std::min<std::int64_t>(kWide, count - first);
+      std::int64_t places[kWide];
+      for (std::int64_t i = 0; i < used; ++i) places[i] = place(first + i);
       turn_in(from + first * lines.d, lines.d, used, lines.d, blocks);
       transform(lines, blocks, folded, spectra, 2 * kWide);
       for (std::int64_t k = 0; k < lines.K; ++k) {
         const F* const at = spectra + 2 * k * kWide;
-        F* const here = to + k * step + first * apart;
+        F* const here = to + k * step;
         for (std::int64_t i = 0; i < used; ++i) {
-          here[i * apart] = factor * at[i];
-          here[i * apart + 1] = sign * factor * at[kWide + i];
+          here[places[i]] = at[i];
+          here[places[i] + behind] = sign * at[kWide + i];
         }
       }
     }
@@ -307,7 +143,7 @@ struct Circulant {
     for (std::int64_t i = 0; i < call.p; ++i) {
       transform_back(lines, ys + 2 * i * kWide, y_step, folded, flat + i * d * kWide);
     }
-    turn_out<false>(flat, used, call.p * d, call.y + first * call.p * d, call.p * d);
+    Base::template turn_out<false>(flat, used, call.p * d, call.y + first * call.p * d, call.p * d);
   }
   static std::int64_t multiply_room(const CirculantMultiply<F>& call, const Lines<F>& lines) {
     return (std::max(call.q, call.p) * lines.d + lines.K * (2 * (call.q + call.p) + 2) +
@@ -321,16 +157,13 @@ struct Circulant {
 // y [B, p, d] = the circulant blocks of `weight` times those of x.
 template <class F>
 void circulant_multiply(const CirculantMultiply<F>& call, int threads) {
-  const Lines<F> lines(call.d);
+  const Lines<F>& lines = circulant::lines_of<F>(call.d);
   F* const scalars = scratch<F, 5>(2 * lines.K * call.p * call.q);
   versioned_by_width([&](auto width) DPK_INLINE {
     using Of = Circulant<F, width>;
     F* const room = scratch<F, 6>(Of::room_of(lines));
-    for (std::int64_t i = 0; i < call.p; ++i) {
-      Of::scalars_of(lines, call.weight + i * call.q * call.d, call.q, F{1},
-                     static_cast<F>(call.sign), room, scalars + 2 * i * call.q, 2 * call.p * call.q,
-                     2);
-    }
+    Of::spectra_of(lines, call.weight, call.p * call.q, static_cast<F>(call.sign), room, scalars,
+                   2 * call.p * call.q, 1, [](std::int64_t n) { return 2 * n; });
   });
   std::int64_t wide = 0;
   versioned_by_width([&](auto width) DPK_INLINE { wide = Circulant<F, width>::kWide; });
@@ -348,16 +181,18 @@ void circulant_multiply(const CirculantMultiply<F>& call, int threads) {
 // out [p, q, d] += sum_b factors_b gains(k) conj(G_bi(k)) X_bj(k), without samples of factor 0.
 template <class F>
 void circulant_add(const CirculantAdd<F>& call, int threads) {
-  const Lines<F> lines(call.d);
+  const Lines<F>& lines = circulant::lines_of<F>(call.d);
   const std::int64_t K = lines.K, d = lines.d;
   std::int64_t wide = 0;
   versioned_by_width([&](auto width) DPK_INLINE { wide = Circulant<F, width>::kWide; });
   const std::int64_t panels = (call.q + wide - 1) / wide, lanes = 2 * wide;
+  const bool sparse = 2 * panels * wide > 3 * call.q;  // a sample's blocks leave lanes empty
   // sums [K][panel][p][2][wide], xs [K][panel][row][2][wide], gs [K][p][row][2]
   const std::int64_t x_size = K * panels * kRowsTogether * lanes;
   F* const sums = scratch<F, 5>(K * panels * call.p * lanes);
   F* const xs = scratch<F, 6>(x_size + K * call.p * kRowsTogether * 2);
   F* const gs = xs + x_size;
+  if (sparse) std::fill(xs, xs + x_size, F{0});  // lanes behind the last block
   std::fill(sums, sums + K * panels * call.p * lanes, F{0});
   std::vector<std::int64_t> rows;
   rows.reserve(static_cast<std::size_t>(call.B * call.T));
@@ -367,21 +202,47 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
   const std::int64_t count = static_cast<std::int64_t>(rows.size());
   for (std::int64_t first = 0; first < count; first += kRowsTogether) {
     const std::int64_t used = std::min(kRowsTogether, count - first);
-    parallel_for(used, 8, threads, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t groups = (used + kGroup - 1) / kGroup;
+    parallel_for(groups, 1, threads, [&](std::int64_t begin, std::int64_t end) {
       versioned_by_width([&](auto width) DPK_INLINE {
         using Of = Circulant<F, width>;
-        F* const room = scratch<F, 7>(Of::room_of(lines));
-        for (std::int64_t n = begin; n < end; ++n) {
-          const std::int64_t row = rows[static_cast<std::size_t>(first + n)];
-          for (std::int64_t panel = 0; panel < panels; ++panel) {
-            const std::int64_t j = panel * Of::kWide;
-            Of::turn_in(call.x + (row * call.q + j) * d, d,
-                        std::min<std::int64_t>(Of::kWide, call.q - j), d, room);
-            Of::transform(lines, room, room + d * Of::kWide,
-                          xs + (panel * kRowsTogether + n) * lanes, panels * kRowsTogether * lanes);
+        const std::int64_t most = std::max(call.q, call.p) * d;
+        F* const room = scratch<F, 7>(Of::room_of(lines) + round_up(kGroup * most, Of::kWide));
+        F* const held = room + Of::room_of(lines);
+        for (std::int64_t group = begin; group < end; ++group) {
+          const std::int64_t from = group * kGroup, to = std::min(used, from + kGroup);
+          for (std::int64_t n = from; n < to; ++n) {
+            const std::int64_t row = rows[static_cast<std::size_t>(first + n)];
+            const F *const g = call.g + row * call.p * d, factor = call.factors[row / call.T];
+            F* const scaled = held + (n - from) * call.p * d;
+            for (std::int64_t i = 0; i < call.p * d; ++i) scaled[i] = factor * g[i];
           }
-          Of::scalars_of(lines, call.g + row * call.p * d, call.p, call.factors[row / call.T], F{1},
-                         room, gs + 2 * n, call.p * kRowsTogether * 2, 2 * kRowsTogether);
+          Of::spectra_of(
+              lines, held, (to - from) * call.p, F{1}, room, gs, call.p * kRowsTogether * 2, 1,
+              [&](std::int64_t n) { return 2 * (n % call.p * kRowsTogether + from + n / call.p); });
+          if (sparse) {  // blocks of several samples fill the lanes
+            for (std::int64_t n = from; n < to; ++n) {
+              const F* const x = call.x + rows[static_cast<std::size_t>(first + n)] * call.q * d;
+              std::copy(x, x + call.q * d, held + (n - from) * call.q * d);
+            }
+            Of::spectra_of(lines, held, (to - from) * call.q, F{1}, room, xs,
+                           panels * kRowsTogether * lanes, Of::kWide, [&](std::int64_t n) {
+                             const std::int64_t j = n % call.q, panel = j / Of::kWide;
+                             return (panel * kRowsTogether + from + n / call.q) * lanes +
+                                    j % Of::kWide;
+                           });
+            continue;
+          }
+          for (std::int64_t n = from; n < to; ++n) {
+            const F* const x = call.x + rows[static_cast<std::size_t>(first + n)] * call.q * d;
+            for (std::int64_t panel = 0; panel < panels; ++panel) {
+              const std::int64_t j = panel * Of::kWide;
+              Of::turn_in(x + j * d, d, std::min<std::int64_t>(Of::kWide, call.q - j), d, room);
+              Of::transform(lines, room, room + d * Of::kWide,
+                            xs + (panel * kRowsTogether + n) * lanes,
+                            panels * kRowsTogether * lanes);
+            }
+          }
         }
       });
     });

@@ -216,7 +216,7 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       std::vector<double> got(at(batch));
       cpu::SpectralNorm<T> call{};
       call.x = inputs.data(), call.g = gradients.data(), call.lines = lines.data();
-      call.turns = turns.data(), call.index = index.data(), call.weights = weights.data();
+      call.turns = turns.data(), call.index = index.data(), call.between = between.data();
       call.x_weights = call.g_weights = parseval.data(), call.errors = errors.data();
       call.share = std::sqrt(kP * kQ), call.narrow_sums = 1e-6, call.wide_sums = 1e-12;
       call.groups = 1, call.wide = wide, call.retained = call.x_count = call.g_count = 1;
@@ -339,7 +339,7 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
         cpu::SpectralWhitened<T> call{};
         call.x = call.g = maps.data(), call.x_bins = inputs.data();
         call.g_bins = gradients.data(), call.even = even.data(), call.odd = odd.data();
-        call.odd_from = odd_from, call.turns = turns.data(), call.weights = weights.data();
+        call.odd_from = odd_from, call.turns = turns.data(), call.between = between.data();
         call.stretch = 1, call.product_error = 1e-6, call.share = 1, call.groups = groups;
         call.rows = 2, call.columns = 1, call.squares = got.data(), call.K = K, call.B = B;
         call.C = C, call.O = O, call.H = call.Y = 2, call.W = call.X = 3, call.E = evens;
@@ -375,26 +375,38 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
   return cases;
 }
 
-// Circulant blocks of many sizes, against the gradient's own sum of squares.
+// Circulant blocks of many sizes: norms against the gradient's own sum of squares, products and
+// weighted sums against plain loops.
 template <class T>
 std::int64_t test_circulant(int threads, const std::string& setting) {
-  constexpr std::int64_t B = 3, q = 3, p = 2;
+  constexpr std::int64_t B = 19, q = 3, p = 5;
   std::int64_t cases = 0;
   for (const std::int64_t d : {1, 2, 3, 7, 8, 9, 16, 17}) {
-    const std::int64_t lags = d / 2 + 1;
-    std::vector<T> values(at(B * q * d));
+    const std::int64_t bins = d / 2 + 1;
+    std::vector<T> values(at(B * p * d));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>((i * 7 + 3) % 11);
-    Shifted<T> x(values, 1);
-    values.resize(at(B * p * d));
     Shifted<T> g(values, 1);
-    std::vector<double> between(at(lags * lags), 0.0), got(at(B));
-    for (std::int64_t u = 0; u < lags; ++u) {
-      between[at(u * lags + u)] = u == 0 || 2 * u == d ? 1 : 2;
+    values.resize(at(B * q * d));
+    Shifted<T> x(values, 1);
+    std::vector<double> between(at(bins * bins), 0.0), got(at(B));
+    for (std::int64_t k = 0; k < bins; ++k) {
+      between[at(k * (bins + 1))] = (k == 0 || 2 * k == d ? 1.0 : 2.0) / static_cast<double>(d);
     }
     cpu::CirculantSquares<T> call{};
     call.x = x.data(), call.g = g.data(), call.between = between.data(), call.error = 1e-13;
-    call.squares = got.data(), call.B = B, call.q = q, call.p = p, call.d = d, call.L = lags;
+    call.squares = got.data(), call.B = B, call.q = q, call.p = p, call.d = d, call.L = bins;
     cpu::circulant_squares<T>(call, threads);
+    std::vector<T> factors(at(B)), y(at(B * p * d)), out(at(p * q * d), T{1});
+    for (std::int64_t b = 0; b < B; ++b) factors[at(b)] = static_cast<T>(b % 3);
+    cpu::CirculantAdd<T> add{};
+    add.x = x.data(), add.g = g.data(), add.factors = factors.data(), add.out = out.data();
+    add.B = B, add.T = 1, add.q = q, add.p = p, add.d = d;
+    cpu::circulant_add<T>(add, threads);
+    cpu::CirculantMultiply<T> product{};  // with the first blocks of g as weights [p, q, d]
+    product.x = x.data(), product.weight = g.data(), product.sign = 1, product.y = y.data();
+    product.B = B, product.q = q, product.p = p, product.d = d;
+    cpu::circulant_multiply<T>(product, threads);
+    std::vector<double> sums(at(p * q * d), 1);
     for (std::int64_t b = 0; b < B; ++b) {
       double want = 0;
       for (std::int64_t i = 0; i < p * q; ++i) {
@@ -405,10 +417,23 @@ std::int64_t test_circulant(int threads, const std::string& setting) {
                      static_cast<double>(x.data()[(b * q + i % q) * d + (a + u) % d]);
           }
           want += entry * entry;
+          sums[at(i * d + u)] += static_cast<double>(factors[at(b)]) * entry;
         }
       }
       check(got[at(b)] >= want, "circulant norm from above" + setting);
       check_close(got[at(b)], want, 1e-9, "circulant norm" + setting);
+      for (std::int64_t i = 0; i < p * d; ++i) {
+        double entry = 0;
+        for (std::int64_t j = 0; j < q * d; ++j) {
+          const std::int64_t lag = (j % d - i % d + d) % d;
+          entry += static_cast<double>(g.data()[(i / d * q + j / d) * d + lag]) *
+                   static_cast<double>(x.data()[b * q * d + j]);
+        }
+        check_close(static_cast<double>(y[at(b * p * d + i)]), entry, 1e-5, "a product" + setting);
+      }
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      check_close(static_cast<double>(out[i]), sums[i], 1e-5, "a circulant sum" + setting);
     }
     ++cases;
   }

@@ -74,6 +74,23 @@ def test_a_sample_has_the_same_bits_alone_and_with_any_threads() -> None:
     assert torch.equal(alone, results[0][0][33:34])
 
 
+@pytest.mark.parametrize("name", testing.available_isas())
+def test_every_instruction_set(name: str) -> None:
+    for block, dtype in itertools.product((3, 8, 31), (torch.float32, torch.float64)):
+        x, weight = draw(37, 19, block, dtype=dtype), draw(10, 19, block, dtype=dtype)
+        g, factors = draw(37, 1, 10, block, dtype=dtype), draw(37, dtype=dtype)
+        out, want = torch.zeros_like(weight), torch.zeros_like(weight.double())
+        with testing.isa(name):
+            got = spectral.circulant_product(x, weight, backend="cpu")
+            spectral.circulant_sum(x[:, None], g, factors, out, backend="cpu")
+        assert_close(
+            got.flatten(1), x.double().flatten(1) @ functional.circulant_matrix(weight.double()).T
+        )
+        wide = x[:, None].double(), g.double(), factors.double()
+        spectral.circulant_sum(*wide, want, backend="reference")
+        assert_close(out, want)
+
+
 def test_small_and_large_numbers_stay_themselves() -> None:
     """Values at the ends of the range, denormals included, are neither lost nor made infinite."""
     weight = torch.zeros(2, 2, 8)

@@ -86,6 +86,12 @@ def test_no_norm_of_many_channels_is_under_reported(case: Case, draw: Draw) -> N
     assert min(shares(case, draw, torch.float32)) >= 1 - 1e-12
 
 
+@pytest.mark.parametrize("name", testing.available_isas())
+def test_gram_matrices_in_every_instruction_set(name: str) -> None:
+    with testing.isa(name):
+        assert min(shares(WIDE[0], apart, torch.float32)) >= 1 - 1e-12
+
+
 def test_many_channels_are_summed_in_gram_matrices() -> None:
     for case in WIDE:
         band = Band(case.size, KINDS[0], 0.4)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base.signature import Double, Float, written
@@ -31,13 +28,13 @@ def circulant_squares(
     between: Double[Tensor, "L L"],
     error: float,
 ) -> Double[Tensor, "squares: B"]:
-    """Return the sum over lags u and v of ``A_x(u) between(u, v) A_g(v)``, from above.
+    """Return the sum over frequencies of ``between(k, k) P_x(k) P_g(k)``, from above.
 
-    ``A(u) = sum_j sum_a z[j, a] z[j, a + u mod d]`` for the blocks z of an operand.
+    ``P(k) = sum_j |z^[j](k)|^2`` for the blocks z of an operand.
 
     Args:
         x, g: input and output gradient blocks.
-        between: what joins the lags 0 .. d / 2.
+        between: on its diagonal ``w Gamma^2 / d``; nothing else is read.
         error: what rounding can hide, as a part of the product of the operands' squares.
     """
     raise NotImplementedError
@@ -67,32 +64,18 @@ def circulant_add(
     """Add the weighted sum of gradients, each frequency times its gain."""
 
 
-@lru_cache(maxsize=64)
-def _between(block: int, band: Band | None) -> tuple[NDArray[np.float64], float]:
-    """Return what joins the lags, and the sum of what its entries are made of.
-
-    ``sum_k (w_k Gamma_k^2 / d) P_x(k) P_g(k)`` with the powers ``P(k) = sum_u m_u A(u) cos(2 pi k u
-    / d)``, m = 1 for the lags 0 and d / 2 and 2 for all others, which stand for two. Without a
-    filter that is ``sum_u m_u A_x(u) A_g(u)``.
-    """
-    lags = np.arange(block // 2 + 1)
-    counts = np.where((lags == 0) | (2 * lags == block), 1.0, 2.0)
-    if band is None:
-        return np.diag(counts), float(counts.sum())
-    cosines = np.cos(2 * np.pi * (np.outer(lags, lags) % block) / block) * counts
-    weights = weights_of(block, band).numpy()
-    between = cosines.T @ (weights[:, None] * cosines)
-    return between, float(weights.sum() * counts.sum() ** 2)
-
-
 @torch.no_grad()
 def _circulant_norm(x: Tensor, g: Tensor, *, band: Band | None = None) -> Tensor:
     if not (x.numel() and g.numel()):
         return x.new_zeros(len(x), dtype=torch.float64)
-    between, entries = _between(x.shape[3], band)
-    terms = (x.shape[2] + g.shape[2]) * x.shape[3] + 4 * len(between) + 16
-    error = terms * 2.0**-53 * entries
-    return circulant_squares(x[:, 0], g[:, 0], torch.from_numpy(between), error)
+    block, blocks = x.shape[3], x.shape[2] + g.shape[2]
+    weights = on(x.device, weights_of, block, band)
+    most = 1.0 if band is None else float(on(x.device, half_gains, band).abs().max()) ** 2
+    # Of every frequency: its transforms, the sums of their powers, and the sum over frequencies.
+    entries = block // 2 + 1
+    terms = 6 * (entries + 16) + 2 * blocks + entries + 12
+    error = block * terms * 2.0**-53 * most
+    return circulant_squares(x[:, 0], g[:, 0], weights.diag(), error)
 
 
 def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
