@@ -67,10 +67,10 @@ These ran for longer than a quick run, and stand under `benchmarks/results`:
 
 GReDP's table I on MNIST at 30 epochs of batches of 500 has 3,600 steps a run, of 40 ms (without
 privacy, DP-SGD), 57 (Spectral-DP), 54 (GReDP) and 59 ms (what it is) in a run of one epoch with one
-thread of an EPYC (Zen 4): 15 minutes a seed. Fourteen runs, the two seeds above and a third one of
-the first four columns, took 50 minutes of processor time on a busy machine, to whose load the times
-of its rows belong. At the printed rate training without privacy stays 3.8 points below the printed
-accuracy, so that private runs cannot be the source's either; two runs decide no accuracy.
+thread of an EPYC (Zen 4): 15 minutes a seed. The fifteen runs took 55 minutes of processor time on
+a busy machine, to whose load the times of its rows belong. At the printed rate training without
+privacy stays 3.8 points below the printed accuracy, so that private runs cannot be the source's
+either; three runs decide no accuracy.
 
 What was not run, with the time that it takes by the same measure:
 
