@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from dpkern.cli import app
 
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+QUICKSTART = DOCS / "quickstart.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^\| (`[^|]*`) \|", re.MULTILINE)
 
@@ -37,7 +42,21 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         assert "epsilon at most 3" in said or "epsilon at most 2.9" in said
         assert "BatchNorm" in said
         assert "GroupNorm" in said
-        assert {path.name for path in tmp_path.iterdir()} == {"digits.pt", "run.pt"}
+        written = {"digits.pt", "run.pt", "cells.csv", "ranges.toml"}
+        assert {path.name for path in tmp_path.iterdir()} == written
+        assert_the_command_trains(tmp_path)
+
+
+def assert_the_command_trains(folder: Path) -> None:
+    """Run the page's command on the table and the ranges that its code has written."""
+    (command,) = re.findall(r"^dpkern (train --data .*)$", QUICKSTART.read_text(), re.MULTILINE)
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert "30 with a public range" in done.output
+    report = json.loads((folder / "cells" / "report.json").read_text())
+    assert report["epsilon_certified"] <= 3
+    assert report["test_accuracy"] > 0.8
+    assert (folder / "cells" / "report.html").exists()
 
 
 def strings(node: ast.AST) -> Iterator[str]:

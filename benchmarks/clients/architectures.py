@@ -5,7 +5,8 @@
 
 ``right`` means that every sample's norm and every clipped sum equal those of ordinary autograd, one
 sample at a time. ``WRONG`` and ``crash`` must not happen. A model with batch normalisation goes
-through ``dpkern.fix`` first. Each row goes to ``benchmarks/results/architectures``.
+through ``dpkern.fix`` first. Opacus gets the same model, and its per-sample gradients are compared
+with the same. Each row goes to ``benchmarks/results/architectures``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from dpkern.engine.validate import check
 from dpkern.ops import clip
 from dpkern.privacy.mechanisms import DPSGD
 
-from .catalogue import Architecture, B, Inputs, architectures
+from .catalogue import Architecture, B, Inputs, architectures, available
 
 RESULTS = Path(__file__).parent.parent / "results" / "architectures"
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}
@@ -47,7 +48,7 @@ SECONDS = 120
 
 
 class TooLong(Exception):
-    """An architecture took longer than ``SECONDS``."""
+    """An architecture took more than ``SECONDS`` of CPU time."""
 
 
 @dataclasses.dataclass
@@ -60,6 +61,9 @@ class Row:
     says: str = ""
     fixed: bool = False
     parameters: int = 0
+    opacus: str = ""
+    """What Opacus' hooks make of the same model; empty where Opacus is not installed."""
+    opacus_says: str = ""
 
 
 def outputs(tree: Any) -> list[Tensor]:
@@ -89,7 +93,7 @@ def prepare(architecture: Architecture, dtype: torch.dtype) -> tuple[nn.Module, 
     torch.manual_seed(0)
     model = architecture.build().to(dtype).train()
     for part in model.modules():
-        for name in ("p", "drop_prob", "drop_rate"):
+        for name in ("p", "drop_prob", "drop_rate", "dropout_prob"):
             if isinstance(getattr(part, name, None), float):  # dropout, stochastic depth
                 setattr(part, name, 0.0)
     with torch.no_grad():
@@ -142,6 +146,38 @@ def error_of(result: clip.ClipResult, rows: Sequence[Sequence[Tensor]], bound: f
     return off
 
 
+def of_opacus(
+    model: nn.Module, inputs: Inputs, rows: Sequence[Sequence[Tensor]], tolerance: float
+) -> tuple[str, str]:
+    """What Opacus' hooks make of the model, and what they say."""
+    if not available("opacus"):
+        return "", ""
+    from opacus import GradSampleModule
+    from opacus.validators import ModuleValidator
+
+    model = copy.deepcopy(model)
+    try:
+        ModuleValidator.validate(model, strict=True)
+        wrapped = GradSampleModule(model, batch_first=True, loss_reduction="sum")
+        losses(call(wrapped, inputs), B).sum().backward()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        off = 0.0
+        for index, parameter in enumerate(parameters):
+            truth = torch.stack([row[index] for row in rows]).double()
+            mine = parameter.grad_sample
+            mine = torch.zeros_like(truth) if mine is None else mine.double()
+            if mine.shape != truth.shape:
+                raise TypeError(f"per-sample gradients {list(mine.shape)}, not {list(truth.shape)}")
+            off = max(off, float((mine - truth).norm() / truth.norm().clamp(min=1e-9)))
+    except TooLong:
+        raise
+    except Exception as error:  # noqa: BLE001 - Opacus raises ordinary errors
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        verdict = "refused" if "/opacus/" in last else "crash"
+        return verdict, _short(error)[:200]
+    return ("right", f"{off:.1e}") if off <= tolerance else ("WRONG", f"off by {off:.1e}")
+
+
 def needs_fix(model: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
 
@@ -173,6 +209,7 @@ def examine(architecture: Architecture) -> Row:
         raise
     except Exception as error:  # noqa: BLE001 - the model itself cannot run on one sample
         return dataclasses.replace(row, verdict="unusable", says=_short(error))
+    row.opacus, row.opacus_says = of_opacus(model, inputs, rows, TOLERANCE[dtype])
     try:
         result = captured(model, inputs, bound)
     except DPKernError as error:
@@ -190,14 +227,14 @@ def _short(error: BaseException) -> str:
 @contextmanager
 def time_limit() -> Iterator[None]:
     def stop(*_: Any) -> None:
-        raise TooLong(f"longer than {SECONDS} s")
+        raise TooLong(f"more than {SECONDS} s of CPU time")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def guarded(architecture: Architecture, *, verbose: bool) -> Row:
@@ -221,12 +258,14 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
         for v in ("right", "refused", "WRONG", "crash", "unusable")
         if any(r.verdict == v for r in rows)
     ]
+    beside = Counter(row.opacus for row in rows if row.opacus)
     lines = [
         "# Real architectures",
         "",
         "One private step's capture on small configurations of real architectures, with",
         "random weights. *Right*: norms and clipped sums equal those of ordinary autograd, one",
-        "sample at a time. `python -m benchmarks.clients.architectures` makes this page with",
+        "sample at a time. Opacus' hooks get the same model, after `dpkern.fix` where ours does.",
+        "`python -m benchmarks.clients.architectures` makes this page with",
         ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
         "",
         "| library | " + " | ".join(verdicts) + " |",
@@ -236,13 +275,18 @@ def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
             for lib in libraries
         ),
         "",
-        "| architecture | what happens |",
-        "|---|---|",
+        f"Opacus' hooks on {sum(beside.values())} of them: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in sorted(beside.items()))
+        + ".",
+        "",
+        "| architecture | what happens | Opacus |",
+        "|---|---|---|",
     ]
     for row in rows:
         says = "" if row.verdict == "right" else ": " + row.says[:300].replace("|", "\\|")
         fixed = " after `dpkern.fix`" if row.fixed else ""
-        lines.append(f"| {row.library} {row.name} | {row.verdict}{fixed}{says} |")
+        peer = row.opacus + (f": {row.opacus_says}" if row.opacus == "WRONG" else "")
+        lines.append(f"| {row.library} {row.name} | {row.verdict}{fixed}{says} | {peer} |")
     return "\n".join(lines) + "\n"
 
 

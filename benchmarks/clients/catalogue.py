@@ -428,6 +428,107 @@ ADAPTERS = [
 ]
 
 
+def _latents(**more: Callable[[], Tensor]) -> Callable[[], Inputs]:
+    """Noisy pictures, and what else a denoiser takes."""
+    return lambda: {"x": torch.randn(B, 4, 8, 8), **{name: make() for name, make in more.items()}}
+
+
+def _steps() -> Tensor:
+    return torch.randint(0, 1000, (B,))
+
+
+BLOCKS = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
+SIZED = {"in_channels": 4, "out_channels": 4, "sample_size": 8}
+DIFFUSERS: list[tuple[str, dict[str, Any], Callable[[], Inputs]]] = [
+    (
+        "UNet2DModel",
+        SIZED
+        | BLOCKS
+        | {
+            "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+            "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+            "attention_head_dim": 4,
+        },
+        _latents(timestep=_steps),
+    ),
+    (
+        "UNet2DConditionModel",
+        SIZED
+        | BLOCKS
+        | {
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "cross_attention_dim": 12,
+            "attention_head_dim": 4,
+        },
+        _latents(timestep=_steps, encoder_hidden_states=lambda: torch.randn(B, 5, 12)),
+    ),
+    (
+        "DiTTransformer2DModel",
+        SIZED
+        | {
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_layers": 2,
+            "norm_num_groups": 4,
+            "num_embeds_ada_norm": 10,
+            "patch_size": 2,
+        },
+        _latents(timestep=_steps, class_labels=lambda: torch.randint(10, (B,))),
+    ),
+    (
+        "PixArtTransformer2DModel",
+        SIZED
+        | {
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_layers": 2,
+            "cross_attention_dim": 16,
+            "caption_channels": 12,
+            "patch_size": 2,
+            "use_additional_conditions": False,
+        },
+        _latents(timestep=_steps, encoder_hidden_states=lambda: torch.randn(B, 5, 12)),
+    ),
+    (
+        "SD3Transformer2DModel",
+        SIZED
+        | {
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_layers": 2,
+            "patch_size": 2,
+            "joint_attention_dim": 12,
+            "caption_projection_dim": 16,
+            "pooled_projection_dim": 6,
+            "pos_embed_max_size": 8,
+        },
+        _latents(
+            timestep=_steps,
+            encoder_hidden_states=lambda: torch.randn(B, 5, 12),
+            pooled_projections=lambda: torch.randn(B, 6),
+        ),
+    ),
+    (
+        "AutoencoderKL",
+        {"in_channels": 4, "out_channels": 4, "latent_channels": 4}
+        | BLOCKS
+        | {
+            "down_block_types": ("DownEncoderBlock2D",) * 2,
+            "up_block_types": ("UpDecoderBlock2D",) * 2,
+        },
+        _latents(),
+    ),
+]
+
+
+def _of_diffusers(kind: str, options: dict[str, Any]) -> nn.Module:
+    import diffusers
+
+    made: nn.Module = getattr(diffusers, kind)(**options)
+    return made
+
+
 def available(library: str) -> bool:
     return importlib.util.find_spec(library) is not None
 
@@ -510,6 +611,15 @@ def architectures() -> Iterator[Architecture]:
     if available("torchvision"):
         for name in VISION_TORCH:
             yield Architecture("torchvision", name, lambda n=name: _of_torchvision(n), images())
+    if available("diffusers"):
+        for kind, options, inputs in DIFFUSERS:
+            first = "sample" if kind.startswith(("UNet", "Auto")) else "hidden_states"
+            yield Architecture(
+                "diffusers",
+                kind,
+                lambda k=kind, o=options: _of_diffusers(k, o),
+                lambda i=inputs, f=first: {f if n == "x" else n: t for n, t in i().items()},
+            )
     if available("peft"):
         for kind, options in ADAPTERS:
             name = kind.removesuffix("Config") + ("+DoRA" if "use_dora" in options else "")

@@ -11,7 +11,9 @@ so every logger and callback of the Trainer finds it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,24 +25,25 @@ from ..engine import PrivacyEngine
 from .arguments import PrivacyArguments
 from .logical_batches import LogicalBatch, LogicalBatches, enlarged, physical_size, train_parts
 
-check.require("lightning")
+OLD, NEW = "pytorch_lightning", "lightning.pytorch"
+PACKAGE = OLD if OLD in sys.modules and NEW not in sys.modules else NEW
+"""The package whose Trainer takes the strategy: the one that the program has imported.
 
-from lightning.pytorch.callbacks import (  # noqa: E402
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-)
-from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
-from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
+``pytorch_lightning`` and ``lightning`` have the same classes twice, and refuse each other's.
+"""
 
-FITTING = TrainerFn.FITTING
+check.require(PACKAGE.partition(".")[0])
+
+_callbacks: Any = import_module(f"{PACKAGE}.callbacks")
+_strategies: Any = import_module(f"{PACKAGE}.strategies")
+
+FITTING = import_module(f"{PACKAGE}.trainer.states").TrainerFn.FITTING
 
 STATE = "dpkern"
 """Key of the engine's state in a checkpoint."""
 
 
-class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
+class PrivateStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
     """The strategy that makes a module, its optimizer and its training loader private.
 
     ``engine`` is the ``PrivacyEngine`` of the run, once training has begun.
@@ -175,7 +178,7 @@ class PrivateStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return checkpoint
 
 
-class _LoggedEpsilon(Callback):  # type: ignore[misc]
+class _LoggedEpsilon(_callbacks.Callback):  # type: ignore[misc]
     """Logs epsilon and its delta with the metrics of the module."""
 
     def __init__(self, strategy: PrivateStrategy) -> None:
@@ -248,12 +251,14 @@ def _check_trainer(trainer: Any) -> None:
             "float16 needs a scale of the loss; bf16-mixed needs none",
         ),
         "callbacks": (
-            not any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks),
+            not any(
+                isinstance(c, _callbacks.GradientAccumulationScheduler) for c in trainer.callbacks
+            ),
             "the expected batch size stays the same in a run: pass accumulate_grad_batches",
         ),
     }
     for callback in trainer.callbacks:
-        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+        if isinstance(callback, _callbacks.BatchSizeFinder | _callbacks.LearningRateFinder):
             raise InvalidInput(
                 "Trainer(callbacks=...), Tuner",
                 expected="what a private run can honour",

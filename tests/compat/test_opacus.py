@@ -264,3 +264,18 @@ def test_replaced_layers_are_torchs_own() -> None:
         nn.functional.cross_entropy(module(x), y).backward()
         optimizer.step()
     assert engine.step.steps == len(loader)
+
+
+def test_what_the_example_scripts_import_is_there() -> None:
+    from dpkern.compat.opacus.data_loader import DPDataLoader
+    from dpkern.compat.opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+    from dpkern.compat.opacus.grad_sample.functorch import make_functional
+    from dpkern.compat.opacus.lightning import DPLightningDataModule
+
+    _, _, loader, _ = private()
+    assert isinstance(loader, DPDataLoader)
+    assert DifferentiallyPrivateDistributedDataParallel is nn.parallel.DistributedDataParallel
+    with pytest.raises(InvalidInput, match="PrivateStrategy"):
+        DPLightningDataModule(object())
+    with pytest.raises(InvalidInput, match="DPStep"):
+        make_functional(nn.Linear(2, 2))

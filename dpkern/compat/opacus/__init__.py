@@ -9,6 +9,27 @@ dpkern's own, with its guards and its accounting, so that what mixes samples is 
 """
 
 from ...engine.privacy_engine import PrivacyEngine
-from . import accountants, layers, schedulers, utils, validators
+from . import (
+    accountants,
+    data_loader,
+    distributed,
+    grad_sample,
+    layers,
+    lightning,
+    schedulers,
+    utils,
+    validators,
+)
 
-__all__ = ["PrivacyEngine", "accountants", "layers", "schedulers", "utils", "validators"]
+__all__ = [
+    "PrivacyEngine",
+    "accountants",
+    "data_loader",
+    "distributed",
+    "grad_sample",
+    "layers",
+    "lightning",
+    "schedulers",
+    "utils",
+    "validators",
+]
