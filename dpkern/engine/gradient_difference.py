@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from ..base.errors import UnsupportedModule
 from .fewer_rows import first_rows
@@ -79,7 +81,7 @@ def check_gradients(
             return _gradients([outputs[i] for i in rows], parts, trained, kept)
 
         try:
-            with _recorded(module, samples) as parts, _without_hooks(trained):
+            with _recorded(module, samples) as parts, _without_hooks(trained), _SafeGroupNorm():
                 return call(chosen, backward)  # type: ignore[no-any-return]
         except Exception:  # noqa: BLE001 - the real pass has another size
             return {}
@@ -151,6 +153,23 @@ def _has_rows(tensor: Tensor, samples: int) -> bool:
 
 def _with_rows(outputs: Sequence[Tensor], samples: int) -> dict[int, torch.Size]:
     return {i: t.shape[1:] for i, t in enumerate(outputs) if _has_rows(t, samples)}
+
+
+class _SafeGroupNorm(TorchFunctionMode):
+    """Runs group norms whose input needs no gradient on contiguous inputs.
+
+    On a CPU, torch's backward pass of such a norm crashes the process where channels are last.
+    """
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (nn.functional.group_norm, torch.group_norm):
+            args, named = tree_map_only(
+                Tensor, lambda t: t if t.requires_grad else t.contiguous(), (tuple(args), named)
+            )
+        return func(*args, **named)
 
 
 @contextmanager
