@@ -147,6 +147,7 @@ def test_every_op_belongs_to_a_phase_or_to_where_it_is_called():
         "recurrent.lstm_backward",
         "recurrent.rnn",
         "recurrent.rnn_backward",
+        "spectral.circulant_product",
         "symbols.randomize",
     }
     assert {phase_of(name) for name in OPS} - {None} <= set(PHASES)

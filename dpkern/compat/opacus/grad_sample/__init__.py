@@ -1,4 +1,4 @@
-"""What scripts import of Opacus' ways to per-sample gradients, of which there is one here."""
+"""Refusals for Opacus' other ways to per-sample gradients: there is one way here."""
 
 from . import functorch
 
