@@ -216,7 +216,7 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       std::vector<double> got(at(batch));
       cpu::SpectralNorm<T> call{};
       call.x = inputs.data(), call.g = gradients.data(), call.lines = lines.data();
-      call.turns = turns.data(), call.index = index.data(), call.between = between.data();
+      call.turns = turns.data(), call.index = index.data(), call.weights = weights.data();
       call.x_weights = call.g_weights = parseval.data(), call.errors = errors.data();
       call.share = std::sqrt(kP * kQ), call.narrow_sums = 1e-6, call.wide_sums = 1e-12;
       call.groups = 1, call.wide = wide, call.retained = call.x_count = call.g_count = 1;
@@ -339,7 +339,7 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
         cpu::SpectralWhitened<T> call{};
         call.x = call.g = maps.data(), call.x_bins = inputs.data();
         call.g_bins = gradients.data(), call.even = even.data(), call.odd = odd.data();
-        call.odd_from = odd_from, call.turns = turns.data(), call.between = between.data();
+        call.odd_from = odd_from, call.turns = turns.data(), call.weights = weights.data();
         call.stretch = 1, call.product_error = 1e-6, call.share = 1, call.groups = groups;
         call.rows = 2, call.columns = 1, call.squares = got.data(), call.K = K, call.B = B;
         call.C = C, call.O = O, call.H = call.Y = 2, call.W = call.X = 3, call.E = evens;
