@@ -181,7 +181,8 @@ def is_refusal(error: Exception, peer: str) -> bool:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    said = f"{type(error).__name__}: {error}".replace(f"{Path(__file__).parents[2]}/", "")
+    return " ".join(said.split())[:300]
 
 
 @contextmanager
