@@ -15,14 +15,12 @@ import copy
 import dataclasses
 import json
 import math
-import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,15 +38,12 @@ from dpkern.ops import clip
 from dpkern.privacy.mechanisms import DPSGD
 
 from .catalogue import Architecture, B, Inputs, architectures, available
+from .time_limit import TooLong, time_limit
 
 RESULTS = Path(__file__).parent.parent / "results" / "architectures"
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}
 """Largest relative error; some models compute parts in float32 whatever their dtype."""
 SECONDS = 120
-
-
-class TooLong(Exception):
-    """An architecture took more than ``SECONDS`` of CPU time."""
 
 
 @dataclasses.dataclass
@@ -224,23 +219,10 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:600]
 
 
-@contextmanager
-def time_limit() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLong(f"more than {SECONDS} s of CPU time")
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 def guarded(architecture: Architecture, *, verbose: bool) -> Row:
     """``examine``, with every other error as a crash."""
     try:
-        with time_limit():
+        with time_limit(SECONDS):
             return examine(architecture)
     except Exception as error:  # noqa: BLE001 - the sweep goes on, and counts it
         if verbose:

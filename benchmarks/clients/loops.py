@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from .catalogue import import_torchvision
+from .time_limit import time_limit
 
 RESULTS = Path(__file__).parent.parent / "results" / "loops"
 RECORDS, BOUND, LR = 16, 0.5, 1.0
@@ -42,10 +42,6 @@ PEERS = ("dpkern", "opacus")
 
 class NotOffered(Exception):
     """The library has nothing for this framework."""
-
-
-class TooLong(Exception):
-    """A loop took more than ``SECONDS`` of CPU time."""
 
 
 class World:
@@ -185,19 +181,6 @@ def _short(error: BaseException) -> str:
     return " ".join(said.split())[:300]
 
 
-@contextmanager
-def time_limit() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLong(f"more than {SECONDS} s of CPU time")
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 def main(names: Sequence[str]) -> None:
     from .loop_catalogue import LOOPS
 
@@ -209,7 +192,7 @@ def main(names: Sequence[str]) -> None:
         if names and not any(name in loop.__name__ for name in names):
             continue
         for peer in PEERS:
-            with tempfile.TemporaryDirectory() as folder, chdir(folder), time_limit():
+            with tempfile.TemporaryDirectory() as folder, chdir(folder), time_limit(SECONDS):
                 row = judge(loop, peer, private=private)
             print(f"{peer:7s} {row.name:45s} {row.verdict}: {row.says}", flush=True)
             rows.append(row)

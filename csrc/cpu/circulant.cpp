@@ -79,7 +79,7 @@ struct Powers : circulant::Blocks<double, kBytes> {
 
 }  // namespace
 
-// squares [B] = sum_k between(k, k) P_x(k) P_g(k), raised by `error` times both operands' squares.
+// squares [B] = sum_k weights(k) P_x(k) P_g(k), raised by `error` times both operands' squares.
 template <class T>
 void circulant_squares(const CirculantSquares<T>& call, int threads) {
   const Lines<double>& lines = circulant::lines_of<double>(call.d);
@@ -100,8 +100,7 @@ void circulant_squares(const CirculantSquares<T>& call, int threads) {
         for (std::int64_t i = 0; i < used; ++i) {
           double total = 0;
           for (std::int64_t k = 0; k < lines.K; ++k) {
-            total += call.between[k * (call.L + 1)] *
-                     (x_powers[k * Of::kWide + i] * g_powers[k * Of::kWide + i]);
+            total += call.weights[k] * (x_powers[k * Of::kWide + i] * g_powers[k * Of::kWide + i]);
           }
           const std::int64_t sums = lines.K * Of::kWide + i;
           const double above = total + call.error * (x_powers[sums] * g_powers[sums]);

@@ -155,11 +155,10 @@ def squared_norms(record: PerSampleGradients) -> Tensor:
 
 
 @dataclass
-class ExplicitGradients(PerSampleGradients):
-    """Materialized per-sample gradients, ``[B, *shape]``, with their squared norms if known."""
+class _MaterializedGradients(PerSampleGradients):
+    """Per-sample gradients ``[B, *shape]`` that are stored."""
 
     grads: Tensor
-    squares: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -172,6 +171,16 @@ class ExplicitGradients(PerSampleGradients):
     @property
     def device(self) -> torch.device:
         return self.grads.device
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        return 1, rows_l1(self.grads.flatten(1))
+
+
+@dataclass
+class ExplicitGradients(_MaterializedGradients):
+    """Materialized per-sample gradients, ``[B, *shape]``, with their squared norms if known."""
+
+    squares: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         if self.squares is not None:
@@ -191,28 +200,12 @@ class ExplicitGradients(PerSampleGradients):
     def dtype(self) -> torch.dtype:
         return self.grads.dtype
 
-    def rounding_terms(self) -> tuple[int, Tensor]:
-        return 1, rows_l1(self.grads.flatten(1))
-
 
 @dataclass
-class RoundedGradients(PerSampleGradients):
+class RoundedGradients(_MaterializedGradients):
     """Materialized gradients ``[B, p, d]`` in the 16 bits of their operands, with their squares."""
 
-    grads: Tensor
     squares: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(self.grads.shape[1:])
-
-    @property
-    def batch(self) -> int:
-        return int(self.grads.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        return self.grads.device
 
     def squared_norms(self) -> Tensor:
         return self.squares
@@ -229,9 +222,6 @@ class RoundedGradients(PerSampleGradients):
     @property
     def dtype(self) -> torch.dtype:
         return clip.sum_dtype(self.grads.dtype)
-
-    def rounding_terms(self) -> tuple[int, Tensor]:
-        return 1, rows_l1(self.grads.flatten(1))
 
 
 @dataclass

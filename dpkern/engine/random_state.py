@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -52,8 +51,6 @@ def _set_numpy(state: Any) -> None:
     """Put NumPy's generator back; setting it takes longer than finding that it has not moved."""
     numpy = sys.modules["numpy"]
     now = _numpy_state(numpy)
-    if now is state:
-        return
     usual = now["bit_generator"] == state["bit_generator"] == "MT19937"
     if not usual or _moved(now, state) or not numpy.array_equal(*map(_twisted, (now, state))):
         numpy.random.set_state(state)
@@ -70,28 +67,9 @@ def _twisted(state: Any) -> Any:
     return state["state"]["key"]
 
 
-_last_read: list[tuple[bytes, Any]] = []
-"""The memory of a Mersenne twister, and the state that was read from it."""
-
-_TWISTER_BYTES = 625 * 4
-
-
 def _numpy_state(numpy: Any) -> dict[str, Any]:
-    """Return the state as a dict, which other generators than NumPy's first one give as well.
-
-    Where the generator's memory is what it was the last time, the same dict is returned. A number
-    that is kept for the next normal draw lies elsewhere: it appears only with other draws, and
-    states that have one are read anew.
-    """
-    generator = numpy.random.get_bit_generator()
-    memory = b""
-    if type(generator).__name__ == "MT19937":
-        memory = ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
-        if _last_read and _last_read[0][0] == memory:
-            known: dict[str, Any] = _last_read[0][1]
-            return known
+    """Return the state as a dict, which other generators than NumPy's first one give as well."""
     state: dict[str, Any] = numpy.random.get_state(legacy=False)
-    _last_read[:] = [(memory, state)] if memory and not state["has_gauss"] else []
     return state
 
 

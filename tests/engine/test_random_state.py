@@ -37,3 +37,21 @@ def test_a_kept_normal_number_is_put_back() -> None:
             assert np.array_equal(np.random.standard_normal(3), first)
     finally:
         np.random.set_state(before)
+
+
+def test_a_kept_normal_number_is_seen_where_the_generator_has_not_moved() -> None:
+    """A legacy normal draw that takes the kept number leaves the twister's memory as it is."""
+    before = np.random.get_state()
+    try:
+        np.random.seed(1)
+        np.random.normal()
+        start = RandomState()
+        second = np.random.normal()
+        RandomState()  # reads the state in which nothing is kept
+        start.restore()
+        again = RandomState()  # the same memory, but the number is kept again
+        np.random.normal()
+        again.restore()
+        assert np.random.normal() == second
+    finally:
+        np.random.set_state(before)

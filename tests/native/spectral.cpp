@@ -388,13 +388,13 @@ std::int64_t test_circulant(int threads, const std::string& setting) {
     Shifted<T> g(values, 1);
     values.resize(at(B * q * d));
     Shifted<T> x(values, 1);
-    std::vector<double> between(at(bins * bins), 0.0), got(at(B));
+    std::vector<double> weights(at(bins)), got(at(B));
     for (std::int64_t k = 0; k < bins; ++k) {
-      between[at(k * (bins + 1))] = (k == 0 || 2 * k == d ? 1.0 : 2.0) / static_cast<double>(d);
+      weights[at(k)] = (k == 0 || 2 * k == d ? 1.0 : 2.0) / static_cast<double>(d);
     }
     cpu::CirculantSquares<T> call{};
-    call.x = x.data(), call.g = g.data(), call.between = between.data(), call.error = 1e-13;
-    call.squares = got.data(), call.B = B, call.q = q, call.p = p, call.d = d, call.L = bins;
+    call.x = x.data(), call.g = g.data(), call.weights = weights.data(), call.error = 1e-13;
+    call.squares = got.data(), call.B = B, call.q = q, call.p = p, call.d = d, call.K = bins;
     cpu::circulant_squares<T>(call, threads);
     std::vector<T> factors(at(B)), y(at(B * p * d)), out(at(p * q * d), T{1});
     for (std::int64_t b = 0; b < B; ++b) factors[at(b)] = static_cast<T>(b % 3);

@@ -71,7 +71,7 @@ def test_without_the_slack_they_are_below(monkeypatch: pytest.MonkeyPatch) -> No
     """Negative control."""
     kernel = _circulant.circulant_squares
     monkeypatch.setattr(
-        _circulant, "circulant_squares", lambda x, g, between, error: kernel(x, g, between, 0.0)
+        _circulant, "circulant_squares", lambda x, g, weights, error: kernel(x, g, weights, 0.0)
     )
     x, g = deceptive((9, 3, 16), torch.float64)
     got = spectral.circulant_norm(x, g, backend="cpu").numpy().astype(np.longdouble)

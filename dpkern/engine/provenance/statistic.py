@@ -33,13 +33,6 @@ class Statistic(float):
 
     state: Mixed
 
-    @classmethod
-    def marked(cls, value: float, state: Mixed) -> Statistic:
-        """Return the number with the state of the tensor that it comes from."""
-        number = cls(value)
-        number.state = state
-        return number
-
     def __reduce__(self) -> Any:
         return float, (float(self),)
 
@@ -49,22 +42,18 @@ class Count(int):
 
     state: Mixed
 
-    @classmethod
-    def marked(cls, value: int, state: Mixed) -> Count:
-        """Return the number with the state of the tensor that it comes from."""
-        number = cls(value)
-        number.state = state
-        return number
-
     def __reduce__(self) -> Any:
         return int, (int(self),)
 
 
 def marked(value: Any, state: Mixed) -> Any:
-    """Return a number with a state, and anything else as it is."""
-    if type(value) is float:
-        return Statistic.marked(value, state)
-    return Count.marked(value, state) if type(value) is int else value
+    """Return a number with the state of the tensor that it comes from, anything else as it is."""
+    kind: type[Statistic | Count] | None = {float: Statistic, int: Count}.get(type(value))
+    if kind is None:
+        return value
+    number = kind(value)
+    number.state = state
+    return number
 
 
 def _keeping_mark(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,16 +25,16 @@ LARGEST_TABLE = 128
 def circulant_squares(
     x: Float[Tensor, "B q d"],
     g: Float[Tensor, "B p d"],
-    between: Double[Tensor, "L L"],
+    weights: Double[Tensor, "K"],
     error: float,
 ) -> Double[Tensor, "squares: B"]:
-    """Return the sum over frequencies of ``between(k, k) P_x(k) P_g(k)``, from above.
+    """Return the sum over frequencies of ``weights(k) P_x(k) P_g(k)``, from above.
 
     ``P(k) = sum_j |z^[j](k)|^2`` for the blocks z of an operand.
 
     Args:
         x, g: input and output gradient blocks.
-        between: on its diagonal ``w Gamma^2 / d``; nothing else is read.
+        weights: ``w Gamma^2 / d``.
         error: what rounding can hide, as a part of the product of the operands' squares.
     """
     raise NotImplementedError
@@ -75,7 +75,7 @@ def _circulant_norm(x: Tensor, g: Tensor, *, band: Band | None = None) -> Tensor
     entries = block // 2 + 1
     terms = 6 * (entries + 16) + 2 * blocks + entries + 12
     error = block * terms * 2.0**-53 * most
-    return circulant_squares(x[:, 0], g[:, 0], weights.diag(), error)
+    return circulant_squares(x[:, 0], g[:, 0], weights, error)
 
 
 def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
