@@ -39,7 +39,9 @@ def _timed(benchmark: Any, case: Case, work: Any) -> None:
     before = counters()
     with torch.no_grad():
         benchmark(work)
-    benchmark.extra_info["guard"] = verdict(before, counters()).as_json()
+    benchmark.extra_info["guard"] = verdict(
+        before, counters(), threads=torch.get_num_threads()
+    ).as_json()
 
 
 @pytest.mark.parametrize(("case", "backend"), OURS)

@@ -82,7 +82,7 @@ def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[d
                 stack.enter_context(finish_timer(runners[name]))
         before = guard.counters()
         taken = rounds_of(runners, rounds)
-        found = guard.verdict(before, guard.counters()).as_json()
+        found = guard.verdict(before, guard.counters(), threads=threads).as_json()
     return [{"task": task, "threads": threads, "guard": found, **row} for row in summary(taken)]
 
 

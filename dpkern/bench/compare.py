@@ -15,7 +15,7 @@ from typing import Any
 
 from . import guard
 from .guard import Counters, QuietLimits, QuietVerdict
-from .paired import FASTER, MARGIN, SLOWER, UNCLEAR, Rounds, StopRule, collect
+from .paired import FASTER, MARGIN, SLOWER, UNCLEAR, Rounds, collect
 from .revision import Revision
 from .server import Server
 from .suite import BenchPlan, selected
@@ -50,7 +50,7 @@ def compared(old: Revision, new: Revision, plan: BenchPlan, pairs: int = 3) -> l
         servers = partial(Server, threads=plan.threads[0], variables=variables())
         with servers(old.folder) as before, servers(new.folder) as after:
             for case, parts in zip(cases, found, strict=True):
-                parts.append(_sampled(case, {OLD: before, NEW: after}, plan.rule, pair))
+                parts.append(_sampled(case, {OLD: before, NEW: after}, plan, pair))
     return [
         {**case, "threads": plan.threads[0], **judged(parts)}
         for case, parts in zip(cases, found, strict=True)
@@ -58,7 +58,7 @@ def compared(old: Revision, new: Revision, plan: BenchPlan, pairs: int = 3) -> l
 
 
 def _sampled(
-    case: dict[str, Any], servers: dict[str, Server], rule: StopRule, seed: int
+    case: dict[str, Any], servers: dict[str, Server], plan: BenchPlan, seed: int
 ) -> dict[str, Any]:
     """Return the samples of one case from one pair of processes."""
     answers = {name: server.ask(prepare=case) for name, server in servers.items()}
@@ -68,8 +68,8 @@ def _sampled(
     burst = max(answer["burst"] for answer in answers.values())
     ways = {name: partial(server.ask, sample=burst) for name, server in servers.items()}
     before = _counters(servers)
-    rounds = collect(ways, rule, lambda _: (NEW, OLD), time.perf_counter, seed)
-    quiet = guard.verdict(before, _counters(servers), LIMITS)
+    rounds = collect(ways, plan.rule, lambda _: (NEW, OLD), time.perf_counter, seed)
+    quiet = guard.verdict(before, _counters(servers), LIMITS, threads=plan.threads[0])
     return {"rounds": rounds, "quiet": quiet}
 
 

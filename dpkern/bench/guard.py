@@ -43,7 +43,10 @@ class QuietLimits:
     """The largest shares of the wall time that a quiet machine shows.
 
     Attributes:
-        idle: of time in which no thread of this process ran; a measuring thread never sleeps.
+        idle: of time in which no thread of this process ran; a thread that measures alone never
+            sleeps.
+        idle_together: the same of a row on several threads, which sleep while they wait for one
+            another.
         waited: of time that threads waited for a core.
         others: of a core that other processes used.
         steal: of a core that the hypervisor took.
@@ -51,6 +54,7 @@ class QuietLimits:
     """
 
     idle: float = 0.05
+    idle_together: float = 0.5
     waited: float = 0.05
     others: float = 0.10
     steal: float = 0.01
@@ -130,11 +134,19 @@ def _all_cores(proc: Path) -> tuple[float | None, float | None]:
 
 
 def verdict(
-    before: Counters, after: Counters, limits: QuietLimits = LIMITS, tick: float = 0.01
+    before: Counters,
+    after: Counters,
+    limits: QuietLimits = LIMITS,
+    *,
+    threads: int,
+    tick: float = 0.01,
 ) -> QuietVerdict:
     """Compare two readings with the limits.
 
     Args:
+        before, after: the readings.
+        limits: the largest shares.
+        threads: the number of threads that the row may use.
         tick: resolution of the counters of all cores, in seconds.
     """
     wall = max(after.wall - before.wall, 1e-9)
@@ -151,7 +163,7 @@ def verdict(
     waited = share(after.waited, before.waited)
     switches = after.switches - before.switches
     flags = {
-        "idle": cpu / wall < 1 - limits.idle,
+        "idle": cpu / wall < 1 - (limits.idle if threads == 1 else limits.idle_together),
         "waited": waited is not None and waited > limits.waited,
         "others": others is not None and others > limits.others,
         "steal": steal is not None and steal > limits.steal,

@@ -187,7 +187,7 @@ def _timed(case: Case, backend: str, settings: BenchSettings) -> Row:
         lambda found: (OURS, found.fastest(list(others)) or LIMIT),
         time.perf_counter,
     )
-    quiet = guard.verdict(before, guard.counters(), settings.limits)
+    quiet = guard.verdict(before, guard.counters(), settings.limits, threads=settings.threads)
     return (
         _numbers(rounds, list(others), limit.kind, limit.share, cost, bursts, quiet)
         | ({"left out": left} if left else {})

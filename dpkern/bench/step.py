@@ -398,7 +398,7 @@ def _measured(
             lambda found: (OURS, found.fastest(list(PLAIN)) or OURS),
             time.perf_counter,
         )
-        quiet = guard.verdict(before, guard.counters())
+        quiet = guard.verdict(before, guard.counters(), threads=threads)
     common |= {"arithmetic": engine.step.plan.arithmetic, "guard": quiet.as_json()}
     common["quiet"] = quiet.quiet
     yield from _rows(common, rounds, list(ways), bursts, checked)

@@ -135,7 +135,7 @@ def train(session: Session, seed: int) -> EqualRun:
             steps.run()
     finally:
         del steps.learn  # uncovers the method
-    quiet = guard.verdict(before, guard.counters()).quiet
+    quiet = guard.verdict(before, guard.counters(), threads=session.threads).quiet
     summary = session.summary()
     seconds = [end - start for start, end in marks[1:] or marks]
     digest = hashlib.blake2b(digest_size=16)

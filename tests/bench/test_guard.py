@@ -26,7 +26,7 @@ QUIET = Counters(wall=102.0, cpu=54.0, waited=1.01, switches=1015, busy=904.1, s
 
 
 def test_a_quiet_machine_has_no_flags() -> None:
-    found = verdict(BEFORE, QUIET)
+    found = verdict(BEFORE, QUIET, threads=1)
     assert found.quiet
     assert found.cpu_over_wall == pytest.approx(2.0)
     assert found.waited == pytest.approx(0.005)
@@ -45,13 +45,20 @@ def test_a_quiet_machine_has_no_flags() -> None:
     ],
 )
 def test_each_counter_beyond_its_limit_is_named(flag: str, changes: dict[str, float]) -> None:
-    assert verdict(BEFORE, replace(QUIET, **changes)).flags == (flag,)
+    assert verdict(BEFORE, replace(QUIET, **changes), threads=1).flags == (flag,)
+
+
+def test_threads_that_wait_for_one_another_may_sleep() -> None:
+    after = replace(QUIET, cpu=51.6, busy=901.7)
+    assert verdict(BEFORE, after, threads=1).flags == ("idle",)
+    assert verdict(BEFORE, after, threads=2).quiet
+    assert verdict(BEFORE, replace(after, cpu=50.9, busy=901.0), threads=2).flags == ("idle",)
 
 
 def test_a_process_on_the_second_core_is_seen_where_one_thread_runs() -> None:
     after = replace(QUIET, cpu=52.0, busy=903.95)
-    assert verdict(BEFORE, after).flags == ("others",)
-    assert verdict(BEFORE, replace(after, busy=902.1)).quiet
+    assert verdict(BEFORE, after, threads=1).flags == ("others",)
+    assert verdict(BEFORE, replace(after, busy=902.1), threads=1).quiet
 
 
 def test_counters_that_a_system_does_not_keep_are_unknown(tmp_path: Path) -> None:
@@ -63,7 +70,8 @@ def test_counters_that_a_system_does_not_keep_are_unknown(tmp_path: Path) -> Non
     second = os.sysconf("SC_CLK_TCK")
     assert guard.counters(tmp_path).busy == pytest.approx(320 / second)
     assert guard.counters(tmp_path).steal == pytest.approx(50 / second)
-    assert verdict(found, replace(found, wall=found.wall + 1, cpu=found.cpu + 1)).quiet
+    after = replace(found, wall=found.wall + 1, cpu=found.cpu + 1)
+    assert verdict(found, after, threads=1).quiet
 
 
 BUSY = "import time\nend = time.time() + 30\nwhile time.time() < end: pass"
@@ -96,5 +104,5 @@ def test_threads_that_run_are_counted() -> None:
         before, end = guard.counters(), time.time() + 0.2
         while time.time() < end:
             torch.mm(x, x)
-        found = verdict(before, guard.counters())
+        found = verdict(before, guard.counters(), threads=1)
     assert 0.05 < found.cpu_over_wall < 1.2

@@ -80,7 +80,7 @@ def _compared(work: Callable[[], Any], calls: int, seed: int) -> dict[str, Any]:
     before = guard.counters()
     ways = {"a": sampler(calls), "b": sampler(BURST)}
     found = collect(ways, RULE, lambda _: ("a", "b"), time.perf_counter, seed)
-    quiet = guard.verdict(before, guard.counters())
+    quiet = guard.verdict(before, guard.counters(), threads=1)
     ratio = found.ratio("a", "b")
     return {"verdict": ratio.verdict, "ratio": ratio.value, "flags": quiet.flags}
 
