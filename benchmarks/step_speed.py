@@ -30,12 +30,19 @@ def turn(runner: Runner, steps: int) -> tuple[float, ...]:
     return tuple(sum(column) / steps for column in zip(*taken, strict=True))
 
 
-def rounds_of(runners: dict[str, Runner], rounds: int) -> dict[str, list[tuple[float, ...]]]:
-    """Measure phases per round and variant; each round takes the variants in another order."""
+def warmed(runners: dict[str, Runner]) -> dict[str, int]:
+    """Take the first steps, in which models are compiled, and return how many a turn has."""
     steps = {}
     for name, runner in runners.items():
         turn(runner, WARM_UPS)
         steps[name] = max(1, round(TURN_SECONDS / sum(turn(runner, 1))))
+    return steps
+
+
+def rounds_of(
+    runners: dict[str, Runner], steps: dict[str, int], rounds: int
+) -> dict[str, list[tuple[float, ...]]]:
+    """Measure phases per round and variant; each round takes the variants in another order."""
     order = random.Random(0)
     names = list(runners)
     taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
@@ -80,8 +87,9 @@ def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[d
             runners[name] = VARIANTS[name](TASKS[task], lr=LR).begin(NOISE)
             if name.startswith("dpkern"):
                 stack.enter_context(finish_timer(runners[name]))
+        steps = warmed(runners)
         before = guard.counters()
-        taken = rounds_of(runners, rounds)
+        taken = rounds_of(runners, steps, rounds)
         found = guard.verdict(before, guard.counters(), threads=threads).as_json()
     return [{"task": task, "threads": threads, "guard": found, **row} for row in summary(taken)]
 

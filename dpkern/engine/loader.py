@@ -39,6 +39,9 @@ from .sampling import FixedSizeSampler, PoissonSampler, PrivateBatchSampler, Shu
 _MOST_STEPS = 1 << 32
 _END = object()
 
+_TRIAL_GAP = 16
+"""Fewest batches from one trial of a collation to the next, the second epoch's excepted."""
+
 OnBatch = Callable[[YieldedBatch], None]
 """Callback when the loop receives a batch."""
 
@@ -99,6 +102,7 @@ class PrivateLoader(DataLoader[Any]):
         self._turn = 0
         self._empty: Any = None
         self._checked = False
+        self._next_trial = 0
         self._users_dataset: Any = None
         """The data set that an audit has put another one in the place of."""
         self._parts = PhysicalBatchSampler(self.batches, steps, shard)
@@ -196,13 +200,15 @@ class PrivateLoader(DataLoader[Any]):
     def _check_collation(self) -> None:
         """Check which records there are, and on a few how ``collate_fn`` keeps them apart.
 
-        Loops may change both between epochs.
+        Loops may change both between epochs. Short epochs have a trial in common, at most the
+        second one excepted: it would take longer than they do.
         """
         dataset = self.dataset if self._users_dataset is None else self._users_dataset
         check_repeats(dataset)
-        trials = 1 if self._checked else TRIALS
-        size = round(self.expected_batch_size)
-        check_collate(dataset, self.collate_fn, size, trials=trials)
+        if self.position >= self._next_trial:
+            size, trials = round(self.expected_batch_size), 1 if self._checked else TRIALS
+            check_collate(dataset, self.collate_fn, size, trials=trials)
+            self._next_trial = self.position + (_TRIAL_GAP if self._checked else 1)
         if not self._checked and self.padding is not None:
             with random_state_kept():
                 self.padding.try_records(self.dataset, self.collate_fn)
@@ -328,6 +334,7 @@ class PrivateLoader(DataLoader[Any]):
         place = self.check_state(state)
         self.batches.load_state_dict(self._own(state["batches"]))
         self.position, self._place, self._resumed = self.batches.step, place, True
+        self._next_trial = 0
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """Check that ``load_state_dict`` would accept this state; return the place in the epoch.

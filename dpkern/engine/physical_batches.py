@@ -97,4 +97,4 @@ class PhysicalBatchSampler:
                 following = max(size - 1 - start, 0) // most
                 queue.append(PhysicalBatch(len(part), start == 0, following == 0, following))
                 if len(part):
-                    yield (part * ranks + rank).tolist()
+                    yield (part if ranks == 1 else part * ranks + rank).tolist()

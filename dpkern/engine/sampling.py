@@ -13,6 +13,7 @@ from its own fresh key.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -27,7 +28,6 @@ from ..ops.noise import keystream
 
 _WORDS_PER_BLOCK = 16
 _NUMBERS_PER_BLOCK = _WORDS_PER_BLOCK // 2
-_BLOCKS_AT_ONCE = 1 << 17
 _LOWEST = -(1 << 63)
 
 
@@ -119,15 +119,10 @@ class PrivateBatchSampler(ABC):
         """
         stream = self._key.stream(Purpose.SAMPLING, step)
         blocks = -(-self.dataset_size // _NUMBERS_PER_BLOCK)
-        numbers = torch.empty(blocks * _NUMBERS_PER_BLOCK, dtype=torch.int64)
-        for first in range(0, blocks, _BLOCKS_AT_ONCE):
-            count = min(_BLOCKS_AT_ONCE, blocks - first)
-            words = keystream(stream, first_block=attempt * blocks + first, blocks=count)
-            pairs = words.view(-1, 2).to(torch.int64)
-            part = numbers[first * _NUMBERS_PER_BLOCK :][: count * _NUMBERS_PER_BLOCK]
-            torch.bitwise_and(pairs[:, 0], 0xFFFFFFFF, out=part)
-            part.bitwise_or_(pairs[:, 1] << 32).bitwise_xor_(_LOWEST)
-        return numbers[: self.dataset_size]
+        words = keystream(stream, first_block=attempt * blocks, blocks=blocks)
+        if sys.byteorder == "big":  # a number's first word has its lower bits
+            words = words.view(-1, 2).flip(1).flatten()
+        return words.view(torch.int64)[: self.dataset_size].bitwise_xor_(_LOWEST)
 
 
 class PoissonSampler(PrivateBatchSampler):
