@@ -15,7 +15,7 @@ from torch.utils.data import Subset, default_collate
 from ..base.errors import InvalidInput
 from .empty import records_of
 from .random_state import RandomState
-from .reachable import Snapshot
+from .snapshot import Snapshot
 
 Collate = Callable[[list[Any]], Any]
 

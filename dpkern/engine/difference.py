@@ -27,7 +27,6 @@ from .outcome import ProbeOutcome
 from .own_state_dict import own_state_dicts, same_entries_of, saved_entries
 from .parameter import without_torch_function
 from .random_state import RandomState
-from .reachable import Snapshot
 from .replaced_rows import (
     Change,
     all_same,
@@ -42,6 +41,7 @@ from .replaced_rows import (
     taken_rows,
     tensors_of,
 )
+from .snapshot import Snapshot
 from .zero_gates import gates_opened, is_zero, possible_gates
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

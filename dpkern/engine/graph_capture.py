@@ -25,8 +25,8 @@ from .in_graph import HANDED, TAPPED, Function, TappedUse, by_name, constants
 from .parameter import PrivateParameter, applied, tensors_in
 from .probe import Probe
 from .random_state import RandomState
-from .reachable import Snapshot
 from .replaced_rows import fresh, tensors_of
+from .snapshot import Snapshot
 from .taps import HandedTaps, ParameterTaps
 from .uncompiled import (
     in_compiled_call,

@@ -15,8 +15,8 @@ from .inner_difference import check_inner_losses
 from .occasions import Occasions
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
-from .reachable import Snapshot
 from .replaced_rows import tensors_of
+from .snapshot import Snapshot
 from .state import StateGuard
 from .uncompiled import nothing_compiled
 

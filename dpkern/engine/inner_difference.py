@@ -20,8 +20,8 @@ from ..base.errors import UnsupportedModule
 from .provenance.inner_loss import state_of_scalar
 from .provenance.states import Mixed, YieldedBatch
 from .random_state import RandomState
-from .reachable import Snapshot
 from .replaced_rows import by_one, fresh, replaced_rows, tensors_of
+from .snapshot import Snapshot
 
 _TOLERANCE = 1e-3
 """Tolerance relative to the largest gradient; rounding stays far below, and mixing far above."""

@@ -22,7 +22,7 @@ from dpkern import PrivacyEngine
 from dpkern.base.errors import UnsupportedModule
 from dpkern.engine.capture import Capture
 from dpkern.engine.contents import content_hash, same_bits
-from dpkern.engine.reachable import Snapshot
+from dpkern.engine.snapshot import Snapshot
 
 B, E = 8, 6
 Forward = Callable[..., Any]

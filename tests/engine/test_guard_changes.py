@@ -13,7 +13,7 @@ from dpkern.engine.occasions import Occasions
 from dpkern.engine.pass_look import PassLook
 from dpkern.engine.provenance import boundary, leaves, losses, tensor
 from dpkern.engine.provenance.loss_check import LossCheck
-from dpkern.engine.reachable import Snapshot
+from dpkern.engine.snapshot import Snapshot
 from dpkern.engine.table_entries import TableEntries
 from tests.engine.guards import changes
 from tests.engine.guards.kit import Loop, Refused, World, run

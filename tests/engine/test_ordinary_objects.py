@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkern.engine.reachable import Snapshot
+from dpkern.engine.snapshot import Snapshot
 
 scale: Any = None
 LATE = "_late_global"

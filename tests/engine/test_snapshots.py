@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkern.engine.reachable import Snapshot
+from dpkern.engine.snapshot import Snapshot
 
 CACHE: Any = None
 
