@@ -24,7 +24,7 @@ from .module_parameters import ModuleParameters, no_gradient
 from .nodes_between import nodes_between
 from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
 from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
-from .probe import INPUT, Probe, WatchedInput
+from .probe import INPUT, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
@@ -41,6 +41,7 @@ from .uses import (
     GradientTarget,
     ParameterSource,
 )
+from .verification import Verification
 
 if TYPE_CHECKING:
     from .padded_rows import RowPadding, StaysAsTested
@@ -97,7 +98,7 @@ class Capture:
         """Number of samples in the current batch or forward pass; None before the first one."""
         self.handed_out = False
         """Whether ``begin_batch`` begins new samples; else each forward pass does."""
-        self.probe: Probe | None = None
+        self.verification = Verification()
         self.collected: list[UnsupportedModule] | None = None
         """Errors that a dry run collects; None outside a dry run, where they are raised."""
         self.public_gradients: dict[int, Tensor] = {}
@@ -151,21 +152,9 @@ class Capture:
         self._admitted: int | None = None
         self._public = False
         self._skipped = False
-        self._verified: set[tuple[Any, ...]] = set()
-        self._inconclusive: set[tuple[Any, ...]] = set()
-        self._ways: set[tuple[Any, ...]] = set()
-        """Uses that a probe has seen, with the operations in front of them."""
         self._gathered = GatheredRows()
-        self._apart: set[CapturedOp] = set()
-        """Uses of the current samples that a probe has seen, also at sites with others that it has
-        not, such as the last of a loop, behind which nothing follows."""
-        self._fresh: list[CapturedOp] = []
-        self._watch_input = True
-        self._watch_node: Any = None
-        """Autograd node of a watched input that needs no gradient itself; None for others."""
         self._inputs: tuple[Tensor, ...] = ()
         """Arguments of the running pass."""
-        self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self._shows_forward = False
         self.guard = ForwardGuard(self)
@@ -284,10 +273,8 @@ class Capture:
 
     def look_again(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
-        self._verified.clear()
-        self._ways.clear()
+        self.verification.forget()
         self._gathered.forget()
-        self._watch_input = True
         self.graphs.forget()
 
     def skip_pass(self) -> None:
@@ -316,7 +303,7 @@ class Capture:
         self.budget.release()
         self._admitted = None
         self.mean_undone = False
-        self._unverified.clear()
+        self.verification.forget_arrivals()
 
     @contextmanager
     def public(self) -> Iterator[None]:
@@ -363,7 +350,7 @@ class Capture:
         targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
-        first = x.grad_fn is not None and x.grad_fn is self._watch_node
+        first = x.grad_fn is not None and x.grad_fn is self.verification.watch_node
         self.recorded = True
         again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
         kinds = () if again else nodes_between.kinds(x)
@@ -380,9 +367,7 @@ class Capture:
             for target in targets:
                 if target is not None:
                     target.source.uses += 1
-        way = site, nodes, kinds
-        if site not in self._verified or moves or not (again or way in self._ways):
-            self._fresh.append(use)
+        self.verification.note(use, moves=moves, again=again)
         if self.on_use is not None:
             self.on_use(use, x)
         self.program.note(use, x)
@@ -400,11 +385,6 @@ class Capture:
             return True
         place = tensor.untyped_storage().data_ptr()
         return any(argument.untyped_storage().data_ptr() == place for argument in self._inputs)
-
-    def verified(self, use: CapturedOp) -> bool:
-        """Whether a probe has seen that this use keeps the samples apart."""
-        known = use.site in self._verified or use.site in self._inconclusive
-        return known or use.batch < 2 or use in self._apart
 
     def forget_inputs(self) -> None:
         """Release the arguments of the last pass, so that the next one can use their memory."""
@@ -464,9 +444,7 @@ class Capture:
             self.before_arrivals()
         self._admitted = use.batch_id
         self.arrived_batch, self.arrived_padded = use.batch, use.padded
-        # Behind zero weights there is nothing to verify, and nothing to protect.
-        if not self.verified(use) and bool(g.any()):
-            self._unverified[use.site] = use.names
+        self.verification.note_arrival(use, g)
 
     def take_norm_if_only_use(self, source: GradientSource, arrival: CapturedGradients) -> None:
         """Take the norm while the operands are in the cache, if this is the only use."""
@@ -516,15 +494,7 @@ class Capture:
         if self.recorded:
             for source in (*self.slots, *self.expressions):
                 source.check_operands()
-        if self._unverified:
-            raise PrivacyError(
-                ", ".join(dict.fromkeys(self._unverified.values())),
-                expected="uses that the check of the batch dimension has seen",
-                got="a use outside the module's forward pass, or without a tensor output",
-                remedy="Call the module itself and let it return a tensor whose first dimension "
-                "is the batch (one that computes its loss returns the logits beside the loss), or "
-                "call engine.validate(function, *inputs) first.",
-            )
+        self.verification.check_arrivals()
 
     def _check_leaks(self) -> None:
         with without_torch_function():
@@ -552,30 +522,9 @@ class Capture:
         Raises:
             UnsupportedModule: it does not; lists every finding.
         """
-        batch = self.batch or 0
-        fresh = [use for use in self._fresh if use.batch_id == self._ticket]
-        self._fresh.clear()
-        idle = idle or batch < 2
-        if idle and self.any_rank is None:
-            return
-        probe = Probe(batch, fresh, idle=idle)
-        self.probe = probe
-        try:
-            alone = self.any_rank is None and not idle
-            if not (alone and probe.compare(output, self.anchor)):
-                probe.run(output, self.anchor, self.any_rank)
-        finally:
-            self.probe = None
-        if idle:
-            return
-        self._fresh.extend(probe.waiting)  # another output may lead there
-        error = probe.error()
-        if error is None:
-            self._verified |= probe.seen
-            self._ways |= {(use.site, use.nodes, use.kinds) for use in fresh}
-            self._apart |= probe.seen_uses
-            self._inconclusive = probe.clouded
-            self._watch_input = bool(probe.dull) or not probe.seen
+        error = self.verification.run(
+            *(output, self.batch or 0, self._ticket, self.anchor, self.any_rank), idle=idle
+        )
         self.report(error)
 
     def report(self, error: UnsupportedModule | None) -> None:
@@ -608,7 +557,7 @@ class Capture:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self.guard.running:
             return None
-        self._watch_node = None
+        self.verification.watch_node = None
         if not torch.is_grad_enabled():
             return None
         if self._public or self._skipped:
@@ -634,7 +583,12 @@ class Capture:
             self.graphs.skip()
         else:
             self.graphs.begin(args, kwargs)
-        if not self._watch_input or rows != self.batch or self._skipped or self.graphs.active:
+        if (
+            not self.verification.watch_input
+            or rows != self.batch
+            or self._skipped
+            or self.graphs.active
+        ):
             return None
         return self._watched((args, kwargs))
 
@@ -651,7 +605,7 @@ class Capture:
             return None
         use = CapturedOp(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
         copied = applied(WatchedInput, self.anchor, use, first)
-        self._watch_node = None if first.requires_grad else copied.grad_fn
+        self.verification.watch_node = None if first.requires_grad else copied.grad_fn
         watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(arguments, first, copied)
         return watched
 
@@ -662,7 +616,8 @@ class Capture:
             return None
         if torch.is_grad_enabled() and not self._public:
             # Uses within reentrant checkpoints show only in the backward pass.
-            needed = self.watching and (bool(self._fresh) or self._watch_input)
+            known = self.verification
+            needed = self.watching and (bool(known.fresh) or known.watch_input)
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
         made = output
@@ -704,8 +659,7 @@ class Capture:
     def _next_samples(self) -> None:
         self.program.next_samples()
         self._ticket += 1
-        self._inconclusive = set()
-        self._apart.clear()
+        self.verification.begin_samples()
         self.has_half = False
         self.budget.activations = 0
         if self.recorded:

@@ -214,7 +214,8 @@ class GraphCapture:
         capture = self.capture
         if (capture.batch or 0) < 2:
             return True
-        return not capture._watch_input and {use.key for use in plan} <= capture._verified
+        known = capture.verification
+        return not known.watch_input and {use.key for use in plan} <= known.sites
 
     # recording
 
@@ -288,7 +289,7 @@ class GraphCapture:
             UnsupportedModule: what the batch-dimension probe has found.
         """
         capture = self.capture
-        if capture._watch_input and (capture.batch or 0) >= 2:
+        if capture.verification.watch_input and (capture.batch or 0) >= 2:
             with self._dry_pass(args, kwargs, watched=True) as output:
                 capture.verify(output)
         self._noted, self._heard, self._again = [], [], set()
@@ -296,13 +297,13 @@ class GraphCapture:
         try:
             with self._dry_pass(args, kwargs, watched=False) as output:
                 # Segments that run again show themselves in a backward pass.
-                capture.probe = probe = Probe(capture.batch or 0, (), idle=True)
+                capture.verification.probe = probe = Probe(capture.batch or 0, (), idle=True)
                 for tensor in tensors_of(output):
                     if tensor.requires_grad:
                         probe._backward(tensor.float().sum(), capture.anchor)
         finally:
-            self.recording, capture.probe = False, None
-        capture._fresh[:] = [use for use in capture._fresh if use.site not in capture._verified]
+            self.recording, capture.verification.probe = False, None
+        capture.verification.drop_seen()
         return [use for use in self._noted if id(use.source) not in self._again]
 
     @contextmanager
@@ -330,7 +331,7 @@ class GraphCapture:
                 slot.uses, slot.indirect = uses, indirect
             capture.expressions[:] = expressions
             capture.budget.activations = activations
-            capture._inputs, capture._watch_node = inputs, None
+            capture._inputs, capture.verification.watch_node = inputs, None
 
     # taps
 

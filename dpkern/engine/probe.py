@@ -66,7 +66,7 @@ class WatchedInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        probe = ctx.use.capture.probe
+        probe = ctx.use.capture.verification.probe
         if probe is not None:
             probe.look(ctx.use, g)
         return None, None, g if ctx.needs_input_grad[2] else None

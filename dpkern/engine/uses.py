@@ -137,15 +137,15 @@ class CapturedOp:
     @property
     def passes_on(self) -> bool:
         """Whether the gradient of its input is needed."""
-        return not self.is_module_input or self.capture.probe is not None
+        return not self.is_module_input or self.capture.verification.probe is not None
 
     def wants(self, g: Tensor | None) -> bool:
         """Whether this output gradient is to be captured; a running probe looks at it instead."""
         if g is None:
             return False
         capture = self.capture
-        if capture.probe is not None:
-            capture.probe.look(self, g)
+        if capture.verification.probe is not None:
+            capture.verification.probe.look(self, g)
             return False
         if not torch._C._will_engine_execute_node(capture.anchor_node):
             return False  # torch.autograd.grad of inputs alone, which leaves parameters out

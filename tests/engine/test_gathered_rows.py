@@ -182,7 +182,10 @@ def test_operations_that_come_and_go_cost_a_probe_and_no_more() -> None:
     capture = loop.run.capture
     probes = []
     verify = capture.verify
-    capture.verify = lambda *a, **k: (probes.append(bool(capture._fresh)), verify(*a, **k))[1]
+    capture.verify = lambda *a, **k: (
+        probes.append(bool(capture.verification.fresh)),
+        verify(*a, **k),
+    )[1]
     for seed in range(12):
         assert loop.error_of_step(*batch(seed, in_order=seed % 3 != 0)) < 1e-5
     assert 1 <= sum(probes) <= 3

@@ -75,7 +75,7 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("place", range(0, B, 3))
 def test_a_sample_that_alone_reaches_a_use_is_looked_at(place: int) -> None:
     x = torch.randn(B, E)
-    assert not step(Gated(place, mixes=False), x)._inconclusive
+    assert not step(Gated(place, mixes=False), x).verification._inconclusive
     with pytest.raises(UnsupportedModule, match="gradients in the rows of other samples"):
         step(Gated(place, mixes=True), x)
 
@@ -143,7 +143,7 @@ def test_operations_that_round_otherwise_have_one_sample_sent_backward() -> None
             output: Tensor = Rounds.apply(self.layer(x))  # type: ignore[no-untyped-call]
             return output
 
-    assert step(Model(), torch.randn(B, E))._verified
+    assert step(Model(), torch.randn(B, E)).verification.sites
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
@@ -163,4 +163,4 @@ def test_numbers_of_16_bits_between_uses_are_no_mixing(place: str, kind: torch.d
 
     for seed in range(6):
         torch.manual_seed(seed)
-        assert step(Narrow(), torch.randn(B, E))._verified
+        assert step(Narrow(), torch.randn(B, E)).verification.sites

@@ -63,7 +63,7 @@ class Convolve(torch.autograd.Function):
         use: CapturedOp = ctx.use
         gx = None
         if g is not None and ctx.needs_input_grad[2] and use.passes_on:
-            few = _probed if use.capture.probe is not None else _input_gradient
+            few = _probed if use.capture.verification.probe is not None else _input_gradient
             gx = few(g, x.to(g.dtype), weight.to(g.dtype), use.saved).to(ctx.dtype)
         if use.wants(g):
             assert g is not None

@@ -178,9 +178,10 @@ class Program:
     def _refused_now(self, flat: Flat) -> str:
         """Return the reason why the pass that begins is recorded; empty if it is replayed."""
         capture = self.capture
-        if capture.probe is not None or capture._fresh or capture._watch_input:
+        known = capture.verification
+        if known.probe is not None or known.fresh or known.watch_input:
             return "a probe of the batch dimension is due"
-        if not flat.keys <= capture._verified:
+        if not flat.keys <= known.sites:
             return "uses that no probe has seen"
         if capture.captured:
             return "gradients of earlier samples"

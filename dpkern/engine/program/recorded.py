@@ -177,7 +177,7 @@ class _Convolve(torch.autograd.Function):
         site: ConvolutionSite = ctx.site
         gx = None
         if ctx.needs_input_grad[3]:
-            probed = run.program.capture.probe is not None
+            probed = run.program.capture.verification.probe is not None
             few = conv._probed if probed else conv._input_gradient
             gx = few(g, x.to(g.dtype), weight.to(g.dtype), site.saved).to(x.dtype)
         use: Any = run.task == _task() or run.enters(site, g)
