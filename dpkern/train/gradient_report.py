@@ -100,6 +100,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("certified for", summary["certified_for"]),
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
             *_covered(summary),
+            *_ranges(summary),
             ("noise multiplier", upper(summary["noise_multiplier"])),
             ("max grad norm", summary["max_grad_norm"]),
             ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
@@ -125,6 +126,15 @@ def _covered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the row of mechanisms of the frequency domain."""
     covered = summary.get("frequency_domain")
     return [] if covered is None else [("frequency domain", covered["text"])]
+
+
+def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of private ranges."""
+    found = summary["private_ranges"]
+    if found is None:
+        return []
+    paid = f"epsilon {shown_bound(found['epsilon'])} by itself, part of the run's"
+    return [("private ranges", f"of {len(found['columns'])} columns, {paid}")]
 
 
 def _audit(audit: Mapping[str, Any]) -> str:

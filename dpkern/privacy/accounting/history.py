@@ -43,6 +43,11 @@ _MAX_COUNT = 1 << 62
 LEDGER_VERSION = 2
 """Version 1 had no releases without sampling and no remarks."""
 
+PREPARED_VERSION = 3
+"""Version of a history with preparations, which earlier readers would leave out."""
+
+_VERSIONS = (1, LEDGER_VERSION, PREPARED_VERSION)
+
 
 class Accountable(Protocol):
     """A mechanism or a plan: anything that knows the event of one release.
@@ -286,16 +291,17 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[LedgerEntry], bool]:
     plain_values("state", state)
     bad = InvalidInput(
         "state",
-        expected=f"a ledger state_dict of version {LEDGER_VERSION} or 1",
+        expected=f"a ledger state_dict of version {', '.join(map(str, _VERSIONS[:-1]))} or "
+        f"{_VERSIONS[-1]}",
         got=brief(state),
         remedy="Pass what Ledger.state_dict() returned.",
     )
-    if not isinstance(state, Mapping) or state.get("version") not in (1, LEDGER_VERSION):
+    if not isinstance(state, Mapping) or state.get("version") not in _VERSIONS:
         raise bad
     entries, seeded = state.get("entries"), state.get("seeded")
     if not isinstance(entries, Sequence) or not isinstance(seeded, bool):
         raise bad
-    later = set() if state["version"] == LEDGER_VERSION else {"unsampled", "remarks"}
+    later = {"unsampled", "remarks"} if state["version"] == 1 else set()
     names = {each.name for each in fields(LedgerEntry)} - later
     uses: list[LedgerEntry] = []
     for entry in entries:
