@@ -74,6 +74,7 @@ class Dataset:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row's features."""
         return tuple(self.x_train.shape[1:])
 
     def public_facts(self) -> dict[str, Any]:

@@ -155,6 +155,13 @@ class Encoding:
                 remedy=f'Write {name} = ["first class", "second class"], or leave it out.',
             )
         classes, warnings = _classes([t.columns[label] for t in tables], known)
+        if len(classes) == 1:
+            raise InvalidInput(
+                "label",
+                expected="at least two classes",
+                got=f"only {classes[0]!r} in column {name!r}",
+                remedy="Name the label's column with --label.",
+            )
         return cls(
             label=name,
             classes=classes,

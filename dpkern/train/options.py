@@ -221,7 +221,7 @@ class PrivacyOptions(RowOptions):
         if self.epsilon is not None and wanted >= self.epsilon:
             raise PrivacyError(
                 "private_ranges",
-                expected=f"less than --epsilon {shown_bound(self.epsilon)}, which covers the whole run",
+                expected=f"less than --epsilon {shown_bound(self.epsilon)}, which covers all",
                 got=wanted,
                 remedy="Pass a smaller one; a sixth of --epsilon is a good start.",
             )

@@ -57,21 +57,27 @@ class Accountable(Protocol):
     """
 
     @property
-    def neighbouring(self) -> str: ...
+    def neighbouring(self) -> str:
+        """The relation that the event's multiplier refers to."""
 
     @property
-    def certified_for(self) -> str: ...
+    def certified_for(self) -> str:
+        """What the certificate covers: ``released bits``, ``real-number sums`` or ``nothing``."""
 
     @property
-    def dimension(self) -> int | None: ...
+    def dimension(self) -> int | None:
+        """The number of released coordinates; None where it is unknown."""
 
     @property
-    def unsampled(self) -> EventSpec: ...
+    def unsampled(self) -> EventSpec:
+        """The event of what a step releases of all records, whatever the sample."""
 
     @property
-    def remarks(self) -> tuple[str, ...]: ...
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences that a certificate's reader must know."""
 
-    def event_spec(self, dimension: int | None = None) -> EventSpec: ...
+    def event_spec(self, dimension: int | None = None) -> EventSpec:
+        """Return the event of one release of the sampled records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,19 +31,23 @@ class ClaimedMechanism(Accountable, Protocol):
     """A mechanism that also knows what its paper claims."""
 
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """``published`` or ``corrected``."""
 
-    def claimed_event_spec(self, dimension: int | None = None) -> EventSpec: ...
+    def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
+        """Return the event of one release as the paper names it."""
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
-    ) -> float | None: ...
+    ) -> float | None:
+        """Return the epsilon that the paper states; None where it follows from the event."""
 
 
 class Calibratable(ClaimedMechanism, Protocol):
     """A mechanism whose noise can be set by its multiplier."""
 
-    def with_noise_multiplier(self, noise_multiplier: float) -> Self: ...
+    def with_noise_multiplier(self, noise_multiplier: float) -> Self:
+        """Return the same configuration with other noise."""
 
 
 M = TypeVar("M", bound=Calibratable)
