@@ -41,7 +41,7 @@ class EpsilonFact:
     def words(self) -> str:
         """The epsilon beside a bar: claimed / certified, or once if they are equal."""
         both = dict.fromkeys(map(accounting.shown_bound, (self.claimed, self.certified)))
-        return f"ε {' / '.join(both)}".replace("inf", "∞").replace(" ", "\N{NO-BREAK SPACE}")
+        return f"ε {' / '.join(both)}".replace("inf", "∞")
 
 
 def of_record(mechanism: ObjectivePerturbation, draws: int, source: str) -> EpsilonFact:

@@ -52,7 +52,8 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> FigureSpec:
         levels["claimed"] = UpperBound(claimed)
     if isinstance(audited, float):
         as_claimed = summary["audit"]["epsilon_if_gaussian"]
-        levels["audited"] = LowerBound(audited if as_claimed is None else as_claimed)
+        level = LowerBound(audited if as_claimed is None else as_claimed)
+        levels |= {"audited": level} if level > 0 else {}  # a line at zero says nothing
     delta = shown_bound(summary["delta"])
     baselines = {"most frequent label": float(summary["majority_accuracy"])}
     if summary["non_private_ceiling"] is not None:

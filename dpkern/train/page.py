@@ -14,8 +14,8 @@ from .display import SummaryTable, number
 from .report import FigureSpec
 
 COVERED = (
-    "Epsilon covers the parameters and every checkpoint of this run. Held-out rows are not "
-    "protected: their loss and accuracy stand here as they are."
+    "Epsilon covers the parameters, private ranges and every checkpoint of this run. Held-out rows "
+    "are not protected: their loss and accuracy stand here as they are."
 )
 
 

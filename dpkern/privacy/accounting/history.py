@@ -62,7 +62,7 @@ class Accountable(Protocol):
 
     @property
     def certified_for(self) -> str:
-        """What the certificate covers: ``released bits``, ``real-number sums`` or ``nothing``."""
+        """The scope of the certificate: ``released bits``, ``real-number sums`` or ``nothing``."""
 
     @property
     def dimension(self) -> int | None:
