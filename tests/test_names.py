@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections import defaultdict
+from importlib import import_module
+from inspect import isclass, isroutine
 from pathlib import Path
 from types import ModuleType
 
@@ -43,6 +46,52 @@ def test_a_name_that_is_used_twice_is_found() -> None:
     nested = "def make():\n    class Part:\n        pass\n"
     found = classes({"a.py": "class Part:\n    pass\n", "b.py": nested})
     assert twice(found) == {"Part": ["a.py:1", "b.py:2"]}
+
+
+DOORS = [
+    "dpkern",
+    *(f"dpkern.{path.stem}" for path in sorted((ROOT / "dpkern").glob("[!_]*.py"))),
+    *(f"dpkern.{name}" for name in ("audit", "compat.opacus", "cost", "engine", "integrations")),
+    *(f"dpkern.{name}" for name in ("nn", "objective", "ops", "papers", "reports", "train")),
+]
+
+
+def undocumented(module: ModuleType) -> tuple[int, list[str]]:
+    """Return how many of our names a module offers, and which of them lack a docstring."""
+    offered, without = 0, [] if module.__doc__ else [module.__name__]
+    for name in getattr(module, "__all__", None) or dir(module):
+        found = getattr(module, name, None)
+        ours = getattr(found, "__module__", "").startswith("dpkern")
+        if name.startswith("_") or not ours or not (isclass(found) or isroutine(found)):
+            continue
+        members = {
+            f"{name}.{key}": inspect.getdoc(getattr(found, key))
+            for key, value in (vars(found).items() if isclass(found) else ())
+            if not key.startswith("_") and (isroutine(value) or isinstance(value, property))
+        }
+        text = found.__doc__ or ""
+        generated = isclass(found) and text.startswith(f"{found.__name__}(")
+        members[name] = None if generated else text
+        offered += len(members)
+        without += [f"{module.__name__}.{key}" for key, text in members.items() if not text]
+    return offered, without
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    found = [undocumented(import_module(door)) for door in DOORS]
+    assert sum(offered for offered, _ in found) > 500
+    assert [name for _, without in found for name in without] == []
+
+
+def test_a_name_without_a_docstring_is_found() -> None:
+    module = ModuleType("door", "A door.")
+
+    class Silent:
+        def method(self) -> None: ...
+
+    Silent.__module__ = "dpkern.door"
+    module.Silent = Silent  # type: ignore[attr-defined]
+    assert undocumented(module) == (2, ["door.Silent.method", "door.Silent"])
 
 
 OLD_MECHANISM_NAMES = {

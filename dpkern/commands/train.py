@@ -216,6 +216,14 @@ def command(
             "TOML file with public ranges and categories: age = [0, 120].",
         ),
     ] = None,
+    private_ranges: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of --epsilon that pays for private ranges of the columns without a public "
+            "one.",
+            show_default=False,
+        ),
+    ] = None,
     feature_scale: Annotated[
         float | None,
         typer.Option(

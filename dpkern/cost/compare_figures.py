@@ -16,6 +16,8 @@ from .systems import CostModel
 
 _BESIDE = "Beside each bar: source of the noise, epsilon claimed / certified."
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 def figures(
     question: ComparisonSpec, turns: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
@@ -41,7 +43,11 @@ def _stacked(question: ComparisonSpec, rows: Sequence[dict[str, Any]]) -> list[F
     place = (machine, n, code, question.batches[0])
     shown = [r for r in rows if (r["machine"], r["n"], r["l"], r["batch"]) == place]
     bars = [(system, row) for row in shown for system in question.systems]
-    titles = [f"{s.title}, {r['noise']}, {r['epsilons'][s.name].words}" for s, r in bars]
+    # No line of a label breaks within an epsilon.
+    titles = [
+        f"{s.title}, {r['noise']}, {r['epsilons'][s.name].words.replace(' ', _NO_BREAK)}"
+        for s, r in bars
+    ]
     done = [machine.operations(question.counts(s, n, code, r["noise"])) for s, r in bars]
     present = [o for o in machine.costs if any(o in counts for counts in done)]
     where = f"n = {n}, l = {code}, {machine.title}"

@@ -57,10 +57,12 @@ class Records:
 
     @property
     def users(self) -> int:
+        """The number of users."""
         return int(self.train.shape[0])
 
     @property
     def features(self) -> int:
+        """The number of features of a record."""
         return int(self.train.shape[2])
 
     @property

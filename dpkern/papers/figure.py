@@ -87,7 +87,7 @@ def draw(
         InvalidInput: the folder cannot be written.
         MissingDependency: without matplotlib.
     """
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    columns = min(len(panels), 2)  # a page is as wide as two panels with letters that can be read
     lines = -(-len(panels) // columns)
     size = columns * max(map(_width, panels)), lines * max(map(_height, panels))
     with canvas.styled(FigureSize(width=size[0], font=FONT)):
@@ -143,7 +143,9 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
         if line.level:
             style |= {"color": "0.35", "linewidth": 1}
         elif line.points:
-            style = {"linestyle": "none", "marker": "."}
+            # A ring around a point: two series that coincide are both seen.
+            style = {"linestyle": "none", "marker": "o", "markersize": 4}
+            style |= {} if number else {"markersize": 8, "fillstyle": "none"}
         elif len(drawn) <= MARKED:
             style |= {"marker": "."}
         x, y, half = zip(*drawn, strict=True)
@@ -168,7 +170,7 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
         axes.set_xticks(places, labels=[f"{x:g}" for x in places])
         axes.set_xticks([], minor=True)
     if panel.names:
-        axes.set_xticks(range(1, len(panel.names) + 1), labels=panel.names, fontsize=7)
+        axes.set_xticks(range(1, len(panel.names) + 1), labels=panel.names, fontsize=FONT - 1)
         long = max(map(len, panel.names)) > 3
         axes.tick_params("x", rotation=20 if long else 0)
         axes.set_xlim(0.5, len(panel.names) + 0.5)
@@ -179,7 +181,7 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
             below["bbox_to_anchor"] = (0.5, -0.3)
         shapes = {"band" if line.band else "bars" for line in panel.lines if line.half}
         title = f"{' and '.join(sorted(shapes))}: 95 % intervals" if shapes else None
-        small = {"fontsize": 7, "title": title, "title_fontsize": 7}
+        small = {"fontsize": FONT - 1, "title": title, "title_fontsize": FONT - 1}
         axes.legend(frameon=False, handlelength=3.5, **small, **below)
 
 

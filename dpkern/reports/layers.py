@@ -31,6 +31,12 @@ class LayerRow:
     calls: int
 
     @property
+    def label(self) -> str:
+        """The layer's name; with its kind where the name ends in a number, as in ``Sequential``."""
+        numbered = self.kind and self.layer.rpartition(".")[2].isdigit()
+        return f"{self.layer} {self.kind}" if numbered else self.layer
+
+    @property
     def ratio(self) -> float | None:
         """Private time over time without privacy; None if the latter is zero."""
         return self.private_seconds / self.plain_seconds if self.plain_seconds else None
@@ -119,7 +125,7 @@ def table(model: nn.Module, measured: Measured) -> ReportTable:
 def figures(model: nn.Module, measured: Measured) -> list[Figure]:
     """Draw bars per layer: time, bytes, FLOPs, and private over non-private."""
     rows = _shown(rows_of(model, measured))
-    names = [row.layer for row in rows]
+    names = [row.label for row in rows]
 
     def bars(name: str, title: str, caption: str, unit: str, values: Any) -> Figure:
         return Figure(

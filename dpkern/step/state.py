@@ -82,11 +82,14 @@ def check_state(step: DPStep, state: Mapping[str, Any]) -> CheckedState:
     Raises:
         DPKernError: ``load`` would refuse the state.
     """
-    if step.steps or step.unfinished:
+    if step.steps or step.unfinished or step.ledger.preparations:
+        more = (" and open sums" if step.unfinished else "") + (
+            " and releases before them" if step.ledger.preparations else ""
+        )
         raise PrivacyError(
             "load_state_dict",
             expected="a DPStep without steps",
-            got=f"one with {step.steps} steps" + (" and open sums" if step.unfinished else ""),
+            got=f"one with {step.steps} steps{more}",
             remedy="Make a new DPStep and load into that: releases cannot be taken back.",
         )
     check.plain_values("state", state, tensors=("optimizer", "memory"))

@@ -15,7 +15,7 @@ from ..base.errors import InvalidInput
 from ..base.outputs import make_folder
 
 FORMAT = "dpkern training checkpoint"
-VERSION = 2
+VERSION = 3
 _KEYS = frozenset(
     {
         "format",
@@ -23,6 +23,7 @@ _KEYS = frozenset(
         "options",
         "noise_multiplier",
         "public",
+        "ranges",
         "responses",
         "model",
         "step",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class Dataset:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row's features."""
         return tuple(self.x_train.shape[1:])
 
     def public_facts(self) -> dict[str, Any]:
@@ -134,8 +136,9 @@ def load(
     scale = feature_scale or usual if encoding is None else 1.0  # tables are divided already
     if classes is None and encoding is not None and encoding.classes:
         classes = len(encoding.classes)
+    private = () if encoding is None else encoding.private_places
     parts = [
-        _check_rows(x, y, scale, names)
+        _check_rows(x, y, scale, names, private)
         for x, y, names in zip(
             raw[0::2], raw[1::2], (("x", "y"), ("x_test", "y_test")), strict=False
         )
@@ -224,7 +227,7 @@ def _refuse_table_options(options: TableOptions, source: str) -> None:
         raise InvalidInput(
             name,
             expected="left out: the data are no table",
-            got=f"--{name} with {source}",
+            got=f"--{name.replace('_', '-')} with {source}",
             remedy="Leave it out, or pass a .csv, .tsv or .parquet file.",
         )
 
@@ -287,8 +290,9 @@ def _read_npz(path: Path) -> tuple[Array, ...]:
 
 
 def _check_rows(
-    x: Array, y: Array, scale: float, names: tuple[str, str]
+    x: Array, y: Array, scale: float, names: tuple[str, str], private: Sequence[int] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float32 features and integer labels; ``private`` ones are scaled and cut off later."""
     x_name, y_name = names
     for name, array in ((x_name, x), (y_name, y)):
         if array.dtype.kind not in "biuf":
@@ -328,11 +332,13 @@ def _check_rows(
         )
     with np.errstate(over="ignore"):  # the check below names an overflow to float32
         features = (x / scale).astype(np.float32)
-    if not np.isfinite(features).all():
+    bad = ~np.isfinite(features)
+    bad[:, list(private)] = False
+    if bad.any():
         raise InvalidInput(
             x_name,
             expected="finite features after division by the feature scale",
-            got=f"{int((~np.isfinite(features)).sum())} NaN or infinite values",
+            got=f"{int(bad.sum())} NaN or infinite values",
             remedy="Impute or remove them, or pass a larger feature_scale.",
         )
     return torch.from_numpy(features), torch.from_numpy(y.astype(np.int64))

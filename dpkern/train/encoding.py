@@ -33,6 +33,7 @@ Array = npt.NDArray[Any]
 Categories = tuple[str, ...]
 
 MAX_CATEGORIES = 1024
+PRIVATE_RANGE = "private range"
 
 CLASSES_FROM_DATA = (
     "the names of the classes were read from the labels, and count as public; declare them in "
@@ -57,12 +58,15 @@ class TableOptions:
         drop: headings or numbers of columns that are left out.
         header: whether the first line of a CSV file is a heading: ``yes``, ``no`` or ``auto``.
         ranges: TOML file with public ranges and categories, by column.
+        private_ranges: epsilon for private ranges of the columns that ``ranges`` leaves out; what
+            is paid is not decided here.
     """
 
     label: str | None = None
     drop: tuple[str, ...] = ()
     header: str = "auto"
     ranges: str | None = None
+    private_ranges: float | None = None
 
     def __post_init__(self) -> None:
         validate.choice(HEADERS, header=self.header)
@@ -83,6 +87,8 @@ class Encoding:
             numbers already.
         features: range or categories of each feature column by name; None divides its numbers by
             the feature scale.
+        private: names of the columns that will have a private range; their numbers are kept as
+            they are, a blank as NaN, until ``private_ranges.scaled``.
         dropped: names of the columns that are left out.
         warnings: what was taken from the data and counts as public.
     """
@@ -90,6 +96,7 @@ class Encoding:
     label: str
     classes: Categories
     features: Mapping[str, ColumnRange | Categories | None]
+    private: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
 
@@ -128,7 +135,17 @@ class Encoding:
                 remedy="Rename the columns that share a heading.",
             )
         name = table.names[label]
-        _check_declared(declared, rest, name, [table.names[i] for i in dropped])
+        private = tuple(column for column in rest if column not in declared)
+        if options.private_ranges is None:
+            private = ()
+        elif not private:
+            raise InvalidInput(
+                "private_ranges",
+                expected="a feature column without a public range or categories",
+                got=f"lines for all of them in {options.ranges}",
+                remedy="Leave --private-ranges out, or remove lines from that file.",
+            )
+        _check_declared(declared, rest, name, [table.names[i] for i in dropped], private)
         known: ColumnRange | Categories | None = declared.get(name)
         if isinstance(known, ColumnRange):
             raise InvalidInput(
@@ -138,10 +155,18 @@ class Encoding:
                 remedy=f'Write {name} = ["first class", "second class"], or leave it out.',
             )
         classes, warnings = _classes([t.columns[label] for t in tables], known)
+        if len(classes) == 1:
+            raise InvalidInput(
+                "label",
+                expected="at least two classes",
+                got=f"only {classes[0]!r} in column {name!r}",
+                remedy="Name the label's column with --label.",
+            )
         return cls(
             label=name,
             classes=classes,
             features={column: declared.get(column) for column in rest},
+            private=private,
             dropped=tuple(table.names[i] for i in dropped),
             warnings=warnings,
         )
@@ -151,16 +176,20 @@ class Encoding:
         return {
             "label": self.label,
             "classes": list(self.classes),
-            "features": {name: known and list(known) for name, known in self.features.items()},
+            "features": {
+                name: PRIVATE_RANGE if name in self.private else known and list(known)
+                for name, known in self.features.items()
+            },
             "dropped": list(self.dropped),
         }
 
     def in_words(self) -> str:
         """Return the roles of the columns as one sentence."""
         kinds: dict[str, int] = {}
-        for known in self.features.values():
+        for name, known in self.features.items():
             kind = "with a public range" if isinstance(known, ColumnRange) else "with categories"
             kind = "as they stand in the file" if known is None else kind
+            kind = f"with a {PRIVATE_RANGE}" if name in self.private else kind
             kinds[kind] = kinds.get(kind, 0) + 1
         counted = [f"{count} {kind}" for kind, count in kinds.items()]
         text = f"label {self.label}"
@@ -182,13 +211,25 @@ class Encoding:
         parts = []
         for name, known in self.features.items():
             cells = columns[name]
-            if known is None:
+            if name in self.private:
+                parts.append(_numbers(table, name, cells, blanks=True)[:, None])
+            elif known is None:
                 parts.append(_numbers(table, name, cells)[:, None] / scale)
             elif isinstance(known, ColumnRange):
                 parts.append(_scaled(table, name, cells, known)[:, None])
             else:
                 parts.append(_indicators(cells, known))
         return np.concatenate(parts, axis=1), self._labels(table, columns[self.label])
+
+    @property
+    def private_places(self) -> list[int]:
+        """The features that are columns with a private range."""
+        places, place = [], 0
+        for name, known in self.features.items():
+            if name in self.private:
+                places.append(place)
+            place += 1 if known is None or isinstance(known, ColumnRange) else len(known)
+        return places
 
     def _labels(self, table: Table, cells: Sequence[Cell]) -> Array:
         if not self.classes:
@@ -266,17 +307,23 @@ def _declaration(path: Path, name: str, value: Any) -> ColumnRange | Categories:
 
 
 def _check_declared(
-    declared: Mapping[str, Any], features: Sequence[str], label: str, dropped: Sequence[str]
+    declared: Mapping[str, Any],
+    features: Sequence[str],
+    label: str,
+    dropped: Sequence[str],
+    private: Sequence[str],
 ) -> None:
     """Refuse a range file that leaves out a feature, or that speaks of another table."""
     if not declared:
         return
     unknown = [name for name in declared if name not in {*features, label, *dropped}]
-    missing = [name for name in features if name not in declared]
+    missing = [name for name in features if name not in declared and name not in private]
     if unknown or missing:
         raise InvalidInput(
             "ranges",
-            expected=f"a line for each feature column: {', '.join(features)}",
+            expected=f"lines for feature columns: {', '.join(features)}"
+            if private
+            else f"a line for each feature column: {', '.join(features)}",
             got="; ".join(
                 text
                 for text in (
@@ -285,7 +332,10 @@ def _check_declared(
                 )
                 if text
             ),
-            remedy="Add the missing lines, or leave columns out with --drop.",
+            remedy="Add the missing lines, leave columns out with --drop, or estimate them with "
+            "--private-ranges."
+            if missing
+            else "Correct or remove these lines.",
         )
 
 
@@ -301,8 +351,8 @@ def _classes(
     return tuple(sorted(names)), (CLASSES_FROM_DATA,)
 
 
-def _numbers(table: Table, name: str, cells: Sequence[Cell]) -> Array:
-    """Return the numbers of a column of which nothing is declared."""
+def _numbers(table: Table, name: str, cells: Sequence[Cell], *, blanks: bool = False) -> Array:
+    """Return the numbers of a column of which nothing is declared; NaN for allowed blanks."""
     for line, cell in zip(table.lines, cells, strict=True):
         if isinstance(cell, str):
             raise InvalidInput(
@@ -312,13 +362,13 @@ def _numbers(table: Table, name: str, cells: Sequence[Cell]) -> Array:
                 remedy=f"Declare its categories in a --ranges file ({name} = [...]), or leave it "
                 f"out: --drop {name!r}. Write decimal points, not commas.",
             )
-        if math.isnan(cell):
+        if math.isnan(cell) and not blanks:
             raise InvalidInput(
                 "data",
                 expected=f"a number in every row of column {name!r}",
                 got=f"a blank or NaN in {table.path} line {line}",
                 remedy=f"Declare its range in a --ranges file ({name} = [low, high]): a blank is "
-                "then its middle. Or leave the column out with --drop.",
+                "then its middle. Or pass --private-ranges, or leave it out with --drop.",
             )
     return np.array(cells, dtype=np.float64)
 

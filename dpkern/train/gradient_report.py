@@ -52,7 +52,8 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> FigureSpec:
         levels["claimed"] = UpperBound(claimed)
     if isinstance(audited, float):
         as_claimed = summary["audit"]["epsilon_if_gaussian"]
-        levels["audited"] = LowerBound(audited if as_claimed is None else as_claimed)
+        level = LowerBound(audited if as_claimed is None else as_claimed)
+        levels |= {"audited": level} if level > 0 else {}  # a line at zero says nothing
     delta = shown_bound(summary["delta"])
     baselines = {"most frequent label": float(summary["majority_accuracy"])}
     if summary["non_private_ceiling"] is not None:
@@ -100,6 +101,7 @@ def shown(summary: Mapping[str, Any]) -> SummaryTable:
             ("certified for", summary["certified_for"]),
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
             *_covered(summary),
+            *_ranges(summary),
             ("noise multiplier", upper(summary["noise_multiplier"])),
             ("max grad norm", summary["max_grad_norm"]),
             ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
@@ -125,6 +127,15 @@ def _covered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the row of mechanisms of the frequency domain."""
     covered = summary.get("frequency_domain")
     return [] if covered is None else [("frequency domain", covered["text"])]
+
+
+def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of private ranges."""
+    found = summary["private_ranges"]
+    if found is None:
+        return []
+    paid = f"epsilon {shown_bound(found['epsilon'])} by itself, part of the run's"
+    return [("private ranges", f"of {len(found['columns'])} columns, {paid}")]
 
 
 def _audit(audit: Mapping[str, Any]) -> str:

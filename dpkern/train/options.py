@@ -20,6 +20,7 @@ from ..engine.demo.models import ALL_MODELS
 from ..engine.demo.sources import LINEAR, NORMS
 from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
+from ..privacy.accounting import shown_bound
 from ..step.noise_tables.named import SOURCES
 from .data import DIGITS, Dataset, load
 from .encoding import TableOptions
@@ -29,6 +30,7 @@ CLIPPINGS = ("flat", "per_layer", "automatic", "group")
 ARITHMETICS = ("exact", "float")
 ROUNDS = (20, 12, 8)
 DEFAULT_BATCH_SIZE = 400
+MIN_RANGES_EPSILON = 0.01
 MAX_SEED = 2**63 - 1
 
 Rule = SGD | Adam | AdamW
@@ -130,9 +132,8 @@ class RowOptions(ReleaseOptions):
 
     def table(self) -> TableOptions:
         """Return what these options say of a table."""
-        return TableOptions(
-            label=self.label, drop=self.drop, header=self.header, ranges=self.ranges
-        )
+        names = {f.name for f in fields(TableOptions)}
+        return TableOptions(**{name: getattr(self, name) for name in names & vars(self).keys()})
 
     def batch_of(self, rows: int) -> int:
         """Return the expected batch size with so many training rows.
@@ -158,7 +159,8 @@ class PrivacyOptions(RowOptions):
 
     An epoch is ``rows // batch_size`` steps. Exactly one of ``epsilon`` (the noise is
     calibrated to it) and ``noise_multiplier`` is given. ``clipping`` and ``arithmetic`` None are
-    the mechanism's own defaults.
+    the mechanism's own defaults. ``private_ranges`` is the part of epsilon that is paid for ranges
+    of a table's columns (``private_ranges.RangeCounts``).
     """
 
     NAMES = NAMES
@@ -166,6 +168,7 @@ class PrivacyOptions(RowOptions):
     mechanism: str = "dpsgd"
     epochs: int = 30
     noise_multiplier: float | None = None
+    private_ranges: float | None = None
     delta: float = 1e-5
     max_grad_norm: float = 1.0
     clipping: str | None = None
@@ -181,6 +184,7 @@ class PrivacyOptions(RowOptions):
                 remedy="Pass --epsilon to calibrate the noise, or --noise-multiplier to set it.",
             )
         super().__post_init__()
+        self._check_private_ranges()
         if self.noise_multiplier is not None:
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.open_unit(delta=self.delta)
@@ -189,6 +193,45 @@ class PrivacyOptions(RowOptions):
         validate.choice((None, *ARITHMETICS), arithmetic=self.arithmetic)
         parsed(self.mechanism, self.settings)
         validate.choice(SAMPLINGS, sampling=self.sampling)
+
+    def _check_private_ranges(self) -> None:
+        """Check what is paid for ranges, and that the rest of the run can pay it.
+
+        Raises:
+            InvalidInput: no number from 0.01 on, or an option that speaks of the same columns.
+            PrivacyError: as much as the whole run may spend, or a claim that knows of no ranges.
+        """
+        wanted = self.private_ranges
+        if wanted is None:
+            return
+        validate.that(
+            validate.positive(private_ranges=wanted) >= MIN_RANGES_EPSILON,
+            "private_ranges",
+            f"an epsilon of at least {MIN_RANGES_EPSILON}",
+            wanted,
+            "Pass a larger one; a sixth of --epsilon is a good start.",
+        )
+        validate.that(
+            self.feature_scale is None,
+            "private_ranges, feature_scale",
+            "at most one of them",
+            "both",
+            "Leave --feature-scale out: columns with a private range are scaled by it.",
+        )
+        if self.epsilon is not None and wanted >= self.epsilon:
+            raise PrivacyError(
+                "private_ranges",
+                expected=f"less than --epsilon {shown_bound(self.epsilon)}, which covers all",
+                got=wanted,
+                remedy="Pass a smaller one; a sixth of --epsilon is a good start.",
+            )
+        if self.mode == "published":
+            raise PrivacyError(
+                "private_ranges",
+                expected="--mode corrected: a paper's claim covers its steps alone",
+                got="--mode published",
+                remedy="Give public ranges with --ranges.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

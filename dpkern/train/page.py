@@ -14,8 +14,8 @@ from .display import SummaryTable, number
 from .report import FigureSpec
 
 COVERED = (
-    "Epsilon covers the parameters and every checkpoint of this run. Held-out rows are not "
-    "protected: their loss and accuracy stand here as they are."
+    "Epsilon covers the parameters, private ranges and every checkpoint of this run. Held-out rows "
+    "are not protected: their loss and accuracy stand here as they are."
 )
 
 
@@ -65,10 +65,29 @@ def report_of(
                     if value is not None
                 ],
             ),
+            *_ranges(summary),
         ],
         figures=figures,
         notes=notes,
     )
+
+
+def _ranges(summary: Mapping[str, Any]) -> list[ReportTable]:
+    """Return the table of private ranges, where a run has some."""
+    found = summary.get("private_ranges")
+    if not found:
+        return []
+    return [
+        ReportTable(
+            title="Private ranges",
+            columns=("column", "lowest", "highest"),
+            rows=[
+                (name, number(low), number(high)) for name, (low, high) in found["columns"].items()
+            ],
+            note="Numbers outside are cut off. The ranges were released with noise, and epsilon "
+            "covers them.",
+        )
+    ]
 
 
 def _figure(

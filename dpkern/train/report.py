@@ -46,12 +46,25 @@ def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
         what = shown_bound(epsilon)
         what = f"({what}, {shown_bound(delta)})" if delta else what
         return (
-            f"{what}-differentially private: {certificate['relation']}, "
-            f"for {certificate['certified_for']}"
+            f"{what}-differentially private if {_relation(certificate['relation'])}: proved for "
+            f"{certificate['certified_for']}"
         )
     if math.isfinite(float(facts.get("epsilon_if_seed_secret", math.inf))):
         return "not private against anyone who knows the seed of the noise"
     return f"not private: {facts['non_private'] or 'nothing can be certified'}"
+
+
+def _relation(relation: str) -> str:
+    """Return what neighbouring data sets differ in, as a sentence without its full stop."""
+    kind, _, rest = relation.partition(", ")
+    return _RELATIONS.get(kind, kind) + (f" ({rest})" if rest else "")
+
+
+_RELATIONS = {
+    "add_remove": "one record is added or removed",
+    "replace_one": "one record is replaced",
+    "zero_out": "the contribution of one record is set to zero",
+}
 
 
 def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> None:

@@ -10,19 +10,23 @@ import torch
 
 from ..base.collapse import of_scores
 from ..base.devices import training_device
+from ..base.errors import PrivacyError
 from ..engine.demo import models
 from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
 from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..privacy.mechanisms.range_counts import RangeCounts
 from ..step.noise_tables import named
 from ..step.step import DPStep
 from . import ceiling, checkpoint, data, gradient_report, hooks, label_privacy, noise_sources
 from .base import BaseSession
 from .display import SummaryTable
+from .encoding import ColumnRange
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, TrainingSteps, summed_cross_entropy
 from .options import ModelOptions, PrivacyOptions, RunOptions
+from .private_ranges import PrivateRanges
 from .report import FigureSpec
 from .step_audit import NOT_AUDITED, AuditedStep, required
 
@@ -48,6 +52,22 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         self.read_data: data.Dataset = privacy.load(privacy.data)
         self.data: data.Dataset = self.read_data  # later with the labels that a mechanism released
         self.noise_source = named.source_of(self.options.run.noise_source)
+        self.ranges = self._ranges()
+
+    def _ranges(self) -> PrivateRanges | None:
+        """Return the private ranges that will be released; None where none are wanted."""
+        privacy, encoding = self.options.privacy, self.data.encoding
+        if privacy.private_ranges is None or encoding is None:
+            return None
+        counts = RangeCounts.for_epsilon(
+            privacy.private_ranges,
+            privacy.delta,
+            columns=len(encoding.private),
+            neighbouring="replace_one" if privacy.sampling == "fixed" else "add_remove",
+        )
+        return PrivateRanges(
+            counts, privacy.private_ranges, encoding.private, encoding.private_places
+        )
 
     def data_in_words(self) -> str:
         """Return what was read, before any budget is spent; empty for data without columns."""
@@ -55,7 +75,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         if data.encoding is None:
             return ""
         rows = f"{len(data.x_train)} rows to train on, {len(data.x_test)} held out"
-        return f"{data.source}: {rows}; {data.encoding.in_words()}"
+        text = f"{data.source}: {rows}; {data.encoding.in_words()}"
+        return text if self.ranges is None else f"{text}; {self.ranges.in_words()}"
 
     def public_facts(self) -> dict[str, Any]:
         """Return the public facts of the rows."""
@@ -95,6 +116,13 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         mechanism = self._mechanism(run_facts, saved, dimension, sampling)
         self.mechanism = mechanism
         local = isinstance(mechanism, LabelMechanism)
+        if local and self.ranges is not None:
+            raise PrivacyError(
+                "private_ranges",
+                expected="a mechanism that protects features",
+                got=f"{mechanism.name}, which protects labels alone",
+                remedy="Give public ranges with --ranges.",
+            )
         if isinstance(mechanism, LabelMechanism):
             self.data = (
                 label_privacy.released(mechanism, self.data, key)
@@ -189,6 +217,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         return accounting.calibrate(
             mechanism,
             variation=0.0 if source is None else source.variation,
+            preparations=[] if self.ranges is None else [self.ranges.entry],
             to=CALIBRATED_TO[privacy.mode],
             target_epsilon=privacy.epsilon,
             steps=facts.steps,
@@ -199,13 +228,23 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(dict(saved))
+        if self.ranges is not None and saved["ranges"] is not None:
+            self.ranges.known = [ColumnRange(*bounds) for bounds in saved["ranges"]]
+            self._scale_rows(self.ranges)
 
     def _state(self) -> dict[str, Any]:
+        known = None if self.ranges is None else self.ranges.known
         return {
             "noise_multiplier": self.noise_multiplier,
+            "ranges": None if known is None else [list(bounds) for bounds in known],
             "responses": self.data.y_train if self.local else None,
             **self.training.state_dict(),
         }
+
+    def _scale_rows(self, ranges: PrivateRanges) -> None:
+        """Bring the columns with a private range to [-1, 1], wherever the rows are held."""
+        self.read_data, self.data = ranges.scaled(self.read_data), ranges.scaled(self.data)
+        self.steps.data = self.data.to(self.steps.data.x_train.device)
 
     @property
     def training(self) -> TrainingSteps:
@@ -230,10 +269,15 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         return None if self.local else self.mechanism.noise_multiplier
 
     def _begin(self) -> None:
-        """Audit first: nothing is trained by a step that fails its audit."""
+        """Audit first, then release ranges: nothing is released if the audit fails."""
         if self.options.run.audit is not None:
             runs, delta = self.options.run.audit, self.options.privacy.delta
             self.audited = required(self.auditor, runs).audit(self.subject, runs, delta)
+        if self.ranges is not None and self.ranges.known is None:
+            # Recorded first: a release that fails half-way counts as one that happened.
+            self.steps.step.ledger.record_preparation(self.ranges.entry)
+            self.ranges.release(self.data.x_train, self.options.privacy.key())
+            self._scale_rows(self.ranges)
 
     def _end(self) -> None:
         """Close the noise source; an interrupted run keeps its noise for the steps left."""
@@ -271,6 +315,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": None if self.local else self.options.privacy.max_grad_norm,
             "data_warnings": list(self.data.warnings),
+            "private_ranges": None if self.ranges is None else self.ranges.facts(),
             "test_accuracy": accuracy,
             "majority_accuracy": self.data.majority_accuracy,
             "test_loss": loss,

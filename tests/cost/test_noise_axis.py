@@ -169,8 +169,8 @@ def test_epsilon_stands_beside_every_cost() -> None:
     assert "48.51 % more with inline" in report.summary
     figures = {figure.name: figure for figure in report.figures}
     bars = list(dict.fromkeys(figures["cost"].series[0].x))
-    assert bars[0] == "SPOF, table, ε ∞"
-    assert "SPOF, inline, ε 1 / ∞" in bars
+    assert bars[0] == "SPOF, table, ε\xa0∞"
+    assert "SPOF, inline, ε\xa01\xa0/\xa0∞" in bars
     assert len(bars) == 3 * 4
 
 

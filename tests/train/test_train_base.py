@@ -183,8 +183,14 @@ CERTIFICATE = {"delta": 1.25e-5, "relation": "add_remove", "certified_for": "rel
 @pytest.mark.parametrize(
     ("epsilon", "delta", "facts", "said"),
     [
-        (1.23456, 1.25e-5, {}, "(1.2346, 1.25e-05)-differentially private: add_remove, for "),
-        (2.0, 0, {}, "2-differentially private: "),
+        (
+            1.23456,
+            1.25e-5,
+            {},
+            "(1.2346, 1.25e-05)-differentially private if one record is added or removed: proved "
+            "for ",
+        ),
+        (2.0, 0, {}, "2-differentially private if "),
         ("inf", 1e-5, {"epsilon_if_seed_secret": 2.0}, "not private against anyone who knows "),
         ("inf", 1e-5, {"epsilon_if_seed_secret": "inf"}, "not private: no noise"),
         ("inf", 1e-5, {"epsilon_if_seed_secret": math.inf}, "not private: no noise"),

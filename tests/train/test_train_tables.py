@@ -238,6 +238,13 @@ def test_a_resumed_run_keeps_its_columns(tmp_path: Path) -> None:
         Session(again)
 
 
+def test_one_class_of_text_is_refused(people: Path) -> None:
+    people.write_text(PEOPLE.replace(";yes", ";no"))
+    (people.parent / "ranges.toml").write_text(RANGES.replace('ill = ["no", "yes"]', ""))
+    with pytest.raises(InvalidInput, match="only 'no' in column 'ill'"):
+        load(str(people), table=options(people))
+
+
 def test_breast_cancer_at_epsilon_3(tmp_path: Path) -> None:
     """A table as people have it: public ranges make private training work."""
     bunch = pytest.importorskip("sklearn.datasets").load_breast_cancer()

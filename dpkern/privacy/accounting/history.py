@@ -43,6 +43,11 @@ _MAX_COUNT = 1 << 62
 LEDGER_VERSION = 2
 """Version 1 had no releases without sampling and no remarks."""
 
+PREPARED_VERSION = 3
+"""Version of a history with preparations, which earlier readers would leave out."""
+
+_VERSIONS = (1, LEDGER_VERSION, PREPARED_VERSION)
+
 
 class Accountable(Protocol):
     """A mechanism or a plan: anything that knows the event of one release.
@@ -52,21 +57,27 @@ class Accountable(Protocol):
     """
 
     @property
-    def neighbouring(self) -> str: ...
+    def neighbouring(self) -> str:
+        """The relation that the event's multiplier refers to."""
 
     @property
-    def certified_for(self) -> str: ...
+    def certified_for(self) -> str:
+        """The scope of the certificate: ``released bits``, ``real-number sums`` or ``nothing``."""
 
     @property
-    def dimension(self) -> int | None: ...
+    def dimension(self) -> int | None:
+        """The number of released coordinates; None where it is unknown."""
 
     @property
-    def unsampled(self) -> EventSpec: ...
+    def unsampled(self) -> EventSpec:
+        """The event of what a step releases of all records, whatever the sample."""
 
     @property
-    def remarks(self) -> tuple[str, ...]: ...
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences that a certificate's reader must know."""
 
-    def event_spec(self, dimension: int | None = None) -> EventSpec: ...
+    def event_spec(self, dimension: int | None = None) -> EventSpec:
+        """Return the event of one release of the sampled records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,16 +297,17 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[LedgerEntry], bool]:
     plain_values("state", state)
     bad = InvalidInput(
         "state",
-        expected=f"a ledger state_dict of version {LEDGER_VERSION} or 1",
+        expected=f"a ledger state_dict of version {', '.join(map(str, _VERSIONS[:-1]))} or "
+        f"{_VERSIONS[-1]}",
         got=brief(state),
         remedy="Pass what Ledger.state_dict() returned.",
     )
-    if not isinstance(state, Mapping) or state.get("version") not in (1, LEDGER_VERSION):
+    if not isinstance(state, Mapping) or state.get("version") not in _VERSIONS:
         raise bad
     entries, seeded = state.get("entries"), state.get("seeded")
     if not isinstance(entries, Sequence) or not isinstance(seeded, bool):
         raise bad
-    later = set() if state["version"] == LEDGER_VERSION else {"unsampled", "remarks"}
+    later = {"unsampled", "remarks"} if state["version"] == 1 else set()
     names = {each.name for each in fields(LedgerEntry)} - later
     uses: list[LedgerEntry] = []
     for entry in entries:

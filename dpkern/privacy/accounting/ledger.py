@@ -15,6 +15,7 @@ from . import events
 from .history import (
     LEDGER_VERSION,
     NOTHING,
+    PREPARED_VERSION,
     Accountable,
     Certificate,
     LedgerEntry,
@@ -41,6 +42,7 @@ class Ledger:
         self._seeded = seeded
         self.batched = batched
         self._uses: list[LedgerEntry] = []
+        self._preparations: list[LedgerEntry] = []
         self._taints: list[str] = []
         self._conditions: list[str] = []
         self._invariance: tuple[bool, tuple[str, ...]] = False, ()
@@ -93,8 +95,17 @@ class Ledger:
         self._invariance = tested, tuple(remarks)
 
     @property
+    def preparations(self) -> tuple[LedgerEntry, ...]:
+        """Releases from the same records that no step makes, such as ranges of columns."""
+        return tuple(self._preparations)
+
+    def record_preparation(self, entry: LedgerEntry) -> None:
+        """Add a release that prepared the steps: every certificate covers it, no step counts it."""
+        self._preparations.append(entry)
+
+    @property
     def steps(self) -> int:
-        """Releases recorded so far."""
+        """Releases of steps recorded so far."""
         return sum(use.count for use in self._uses)
 
     def record(
@@ -183,7 +194,7 @@ class Ledger:
 
     def certify_if_seed_secret(self, delta: float) -> Certificate:
         """Return the certificate that would hold if the seed were secret."""
-        certificate = certify_uses(self._uses, delta)
+        certificate = certify_uses([*self._preparations, *self._uses], delta)
         conditions = [f"holds if {condition}" for condition in self._conditions]
         certificate = replace(certificate, notes=(*certificate.notes, *conditions))
         return _nothing(certificate, self._taints) if self._taints else certificate
@@ -200,10 +211,12 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Return the history as plain JSON values."""
         state: dict[str, Any] = {
-            "version": LEDGER_VERSION,
+            "version": PREPARED_VERSION if self._preparations else LEDGER_VERSION,
             "seeded": self._seeded,
             "entries": [_entry(use) for use in self._uses],
         }
+        if self._preparations:
+            state["preparations"] = [_entry(use) for use in self._preparations]
         for name, reasons in (("taints", self._taints), ("conditions", self._conditions)):
             if reasons:
                 state[name] = list(reasons)
@@ -213,15 +226,18 @@ class Ledger:
         """Replace the history by a saved one; what follows is added to it.
 
         A seeded history stays seeded, and a seeded ledger that loads an unseeded one too; so does
-        what taints it.
+        what taints it, and preparations are kept.
 
         Raises:
             InvalidInput: not a ledger's state; the ledger is then unchanged.
         """
         uses, seeded = read_uses(state)
+        absent: Any = None if state["version"] == PREPARED_VERSION else []
+        prepared, _ = read_uses({**state, "entries": state.get("preparations", absent)})
         taints, conditions = _read_texts(state, "taints"), _read_texts(state, "conditions")
         self._taints += [reason for reason in taints if reason not in self._taints]
         self._conditions += [each for each in conditions if each not in self._conditions]
+        self._preparations += prepared
         self._uses = [self._stated(use) for use in uses]
         self._seeded, self._joined = self._seeded or seeded, False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -31,19 +31,23 @@ class ClaimedMechanism(Accountable, Protocol):
     """A mechanism that also knows what its paper claims."""
 
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """``published`` or ``corrected``."""
 
-    def claimed_event_spec(self, dimension: int | None = None) -> EventSpec: ...
+    def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
+        """Return the event of one release as the paper names it."""
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
-    ) -> float | None: ...
+    ) -> float | None:
+        """Return the epsilon that the paper states; None where it follows from the event."""
 
 
 class Calibratable(ClaimedMechanism, Protocol):
     """A mechanism whose noise can be set by its multiplier."""
 
-    def with_noise_multiplier(self, noise_multiplier: float) -> Self: ...
+    def with_noise_multiplier(self, noise_multiplier: float) -> Self:
+        """Return the same configuration with other noise."""
 
 
 M = TypeVar("M", bound=Calibratable)
@@ -96,11 +100,13 @@ def certify(
     dimension: int | None = None,
     variation: float = 0.0,
     batched: bool = False,
+    preparations: Sequence[LedgerEntry] = (),
 ) -> Certificate:
     """Return ``epsilon`` with everything that it rests on; same arguments and errors.
 
     ``variation`` is the total variation distance of a coordinate's noise from the mechanism's, as
     of a noise table; ``batched`` as of a ``Ledger``: a model will make the gradients.
+    ``preparations`` are further releases from the same records, which the certificate covers.
     """
     use = LedgerEntry.of(
         mechanism,
@@ -114,7 +120,7 @@ def certify(
         use = replace(use, variation=checked_variation(variation))
     if batched:
         use = replace(use, certified_for=scope_for_batched_gradients(use.certified_for))
-    return certify_uses([use], delta)
+    return certify_uses([*preparations, use], delta)
 
 
 def claimed_epsilon(
@@ -170,6 +176,7 @@ def calibrate(
     accountant: str | None = None,
     to: str = "certified",
     variation: float = 0.0,
+    preparations: Sequence[LedgerEntry] = (),
 ) -> M:
     """Return the mechanism with the least noise whose epsilon does not exceed the target.
 
@@ -177,8 +184,8 @@ def calibrate(
     epsilon of the returned mechanism has been computed and is at most ``target_epsilon``. With
     ``accountant`` (``RDP`` or ``PLD``) that accountant's bound has to meet it, not the smallest; a
     claim has none. With ``to="claimed"`` it is ``claimed_epsilon`` that meets the target, as in the
-    sources' experiments: in ``published`` mode that bounds nothing. ``variation`` as for
-    ``certify``; claims know of none.
+    sources' experiments: in ``published`` mode that bounds nothing. ``variation`` and
+    ``preparations`` as for ``certify``; claims know of neither.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -201,7 +208,8 @@ def calibrate(
         changed = mechanism.with_noise_multiplier(noise_multiplier)
         if to == "claimed":
             return claimed_epsilon(changed, **run)
-        return certify(changed, variation=variation, **run).epsilon_by(accountant)
+        known: dict[str, Any] = {"variation": variation, "preparations": preparations}
+        return certify(changed, **known, **run).epsilon_by(accountant)
 
     best = _least_noise(spent, target)
     if best is None:

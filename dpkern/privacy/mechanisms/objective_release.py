@@ -37,10 +37,11 @@ from ...base.laws import SCALE_UNITS
 from ...base.validate import choice, integer, open_unit, positive, that
 from ..accounting import Certificate, calibrate, certify, events
 from ..accounting.events import EventSpec
-from ..accounting.history import NOTHING, RELEASED_BITS
+from ..accounting.history import NOTHING
 from ._statement import MODES
 from .certify import exact_multiplier
 from .examples import FEATURE, Audit
+from .gaussian_sums import GaussianSums
 from .notes import Note
 from .objective import SEEDED, ObjectivePerturbation, checked_epsilon
 
@@ -136,7 +137,7 @@ class ObjectiveRelease(ObjectivePerturbation):
         if not self.noisy:
             return SCALE_UNITS
         wanted = calibrate(
-            _GaussianSums(1.0, self.coordinates),
+            GaussianSums(1.0, self.coordinates),
             target_epsilon=self.epsilon,
             sample_rate=1.0,
             steps=1,
@@ -190,7 +191,7 @@ class ObjectiveRelease(ObjectivePerturbation):
     @cached_property
     def _found(self) -> Certificate:
         return certify(
-            _GaussianSums(self.noise_multiplier, self.coordinates),
+            GaussianSums(self.noise_multiplier, self.coordinates),
             sample_rate=1.0,
             steps=1,
             delta=self.delta,
@@ -252,32 +253,3 @@ class ObjectiveRelease(ObjectivePerturbation):
             "released_numbers": self.coordinates,
         }
         return {**super().to_dict(), **derived}
-
-
-@dataclass(frozen=True)
-class _GaussianSums:
-    """A Gaussian release of integer sums, as the accounting asks for it."""
-
-    noise_multiplier: float
-    dimension: int
-
-    neighbouring: ClassVar[str] = "add_remove"
-    certified_for: ClassVar[str] = RELEASED_BITS
-    unsampled: ClassVar[EventSpec] = events.no_op()
-    remarks: ClassVar[tuple[str, ...]] = ()
-    mode: ClassVar[str] = "corrected"
-
-    def event_spec(self, dimension: int | None = None) -> EventSpec:
-        del dimension
-        return events.gaussian(self.noise_multiplier)
-
-    def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        return self.event_spec(dimension)
-
-    def claim(
-        self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
-    ) -> float | None:
-        return None
-
-    def with_noise_multiplier(self, noise_multiplier: float) -> _GaussianSums:
-        return replace(self, noise_multiplier=noise_multiplier)
