@@ -16,7 +16,7 @@ from ..base.errors import InvalidInput
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..base.outputs import write_atomically
-from ..base.validate import integer, open_unit, positive, require
+from ..base.validate import integer, open_unit, positive_at, require
 from . import PAPERS, ItemRequest, Result, ResultCache, everything, names, numbers, page, takes
 from .catalogue import ALL, SIZED, data_of, has_items
 from .data_roots import KINDS
@@ -262,7 +262,7 @@ def _check(
             integer(1, most[name], **{name: size})
     for name, value in given.items():
         if value is not None:
-            positive(**{name: value})
+            positive_at(name, value)
     if given["delta"] is not None:
         open_unit(delta=given["delta"])
     if train_last is not None:

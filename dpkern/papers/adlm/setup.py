@@ -120,8 +120,9 @@ CIFAR10 = AdlmExperiment(
     bar=0.7,
     control=70.0,
     source_epochs=800,
-    quick_rows=1000,
-    quick_control=35.0,
+    quick_rows=500,
+    quick_epochs=32,
+    quick_control=30.0,
     shrink=4,
     quick_pretraining=100,
 )
