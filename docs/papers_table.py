@@ -44,7 +44,8 @@ The first one took 5 min 11 s on a busy machine with two cores. Everything is ch
 included, before the first training.
 
 A verdict on an accuracy needs the source's data (the data set's own files, by their digests), all
-of it, and five runs. Below every figure stands what training without noise reached. A quick run
+of it, and five runs. Below every figure stands what training without noise reached; where that is
+too little for the runs with noise to show anything, the figure is not drawn. A quick run
 decides formulas and epsilons only, and says so. *fails* for an epsilon means that some pair of
 neighbouring records spends more; where no such pair is known, and no certificate either, the claim
 is *not decidable here*. Every figure counts the runs that the divergence guard stopped, and those
@@ -54,6 +55,11 @@ runs did either.
 The table gives the verdict that leads, and how many there are of each. Its pictures are those of
 the quick run{others}. Table VII needs weights in torchvision's layout:
 `dpkern reproduce gredp table7 --weights FILE --train-last 1`.
+
+Every number of a protocol is an option, with the source's value as default: rows, epochs, rates,
+batches, bounds, epsilon, delta, device, and with `--set NAME=NUMBER` the rest, such as
+`dpkern reproduce spof fig3 --set constant=1.25`. A name that is none lists them. Other numbers than
+the source's decide no accuracy.
 """
 
 

@@ -40,6 +40,7 @@ from .adlm_schedule import AdlmOutcome, AdlmSchedule
 from .adlm_stack import Stack
 from .adlm_steps import WeightSteps
 
+CPU = torch.device("cpu")
 LARGEST_SCORE = 1e3
 """The divergence limit.
 
@@ -53,8 +54,8 @@ class AdlmTraining:
 
     Args:
         data: only its held-out records are read, and in the ``feature_expanded`` form nothing more.
-        released: one release per run, of one configuration.
-        networks: one per run, of one architecture.
+        released: one release per run, of one configuration, on the device to train on.
+        networks: one per run, of one architecture, on the same device.
         schedule: the training's ``AdlmSchedule``.
         seeds: seeds of every run's batches.
         keys: keys of every run's noise at each visit; for ``feature_expanded`` only.
@@ -86,8 +87,9 @@ class AdlmTraining:
         self.batch = self.mechanism.setting.batch
         self.steps_per_epoch = len(released[0].inputs) // self.batch
         self.step = 0
-        self.diverged = torch.zeros(len(released), dtype=torch.bool)
-        self._loss = torch.zeros(len(released), dtype=torch.float64)
+        device = released[0].inputs.device
+        self.diverged = torch.zeros(len(released), dtype=torch.bool, device=device)
+        self._loss = torch.zeros(len(released), dtype=torch.float64, device=device)
         self._orders: tuple[int, list[Tensor]] = (-1, [])
         self._epochs: list[int] = []
         self._accuracy: list[Tensor] = []
@@ -95,6 +97,7 @@ class AdlmTraining:
         self._seconds = 0.0
         made = data.inputs(data.x_test, self.mechanism.input_range)
         self._test = made.to(released[0].inputs)
+        self._truth = data.y_test.to(device)
 
     @property
     def total_steps(self) -> int:
@@ -166,16 +169,16 @@ class AdlmTraining:
 
         The draw of ``shared_per_feature`` and the bias' belong to the network that was trained.
         """
-        right = torch.zeros(len(self.released))
+        right = torch.zeros(len(self.released), device=self._test.device)
         for begin, found in self._scores():
-            truth = self.data.y_test[begin : begin + self.batch]
+            truth = self._truth[begin : begin + self.batch]
             right += (found.argmax(2) == truth).sum(1)
-        return 100 * right / len(self._test)
+        return (100 * right / len(self._test)).cpu()
 
     def spread(self) -> list[OutputSpread]:
         """Return how far each run's outputs differ between held-out records."""
         scores = torch.cat([found for _, found in self._scores()], 1)
-        return [of_scores(each) for each in scores]
+        return [of_scores(each) for each in scores.cpu()]
 
     @torch.no_grad()
     def _scores(self) -> Iterator[tuple[int, Tensor]]:
@@ -194,8 +197,8 @@ class AdlmTraining:
         return AdlmOutcome(
             epochs=list(self._epochs),
             accuracy=torch.stack(self._accuracy, 1) if self._accuracy else none,
-            loss=torch.stack(self._losses, 1) if self._losses else none,
-            diverged=self.diverged.clone(),
+            loss=torch.stack(self._losses, 1).cpu() if self._losses else none,
+            diverged=self.diverged.cpu().clone(),
             seconds_per_epoch=self._seconds * self.steps_per_epoch / max(1, self.step),
         )
 
@@ -350,13 +353,17 @@ def monte_carlo(
     *,
     seeds: Sequence[int],
     relevance: Tensor | None = None,
+    device: torch.device = CPU,
 ) -> AdlmTraining:
-    """Start R runs from known seeds: weights, batches and noise of run r from ``seeds[r]``."""
+    """Start R runs from known seeds: weights, batches and noise of run r from ``seeds[r]``.
+
+    Releases are made on the processor, training takes place on ``device``.
+    """
     keys = [Key.from_unsafe_seed(seed) for seed in seeds]
     return AdlmTraining(
         data,
-        [release(mechanism, data, key, relevance=relevance) for key in keys],
-        [build(architecture, data.row_shape, data.classes, seed=seed) for seed in seeds],
+        [release(mechanism, data, key, relevance=relevance).to(device) for key in keys],
+        [build(architecture, data.row_shape, data.classes, seed=seed).to(device) for seed in seeds],
         schedule,
         seeds=seeds,
         keys=keys,

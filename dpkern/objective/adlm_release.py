@@ -63,6 +63,22 @@ class ReleasedDataset:
     scales: Tensor
     visit_scale: float | None
 
+    def to(self, device: torch.device) -> ReleasedDataset:
+        """Return the same release with what training reads on ``device``."""
+        made = self.coefficients
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            offset=None if self.offset is None else self.offset.to(device),
+            bias_noise=None if self.bias_noise is None else self.bias_noise.to(device),
+            coefficients=None
+            if made is None
+            else PowerCoefficients(
+                made.constant, made.linear.to(device), made.quadratic.to(device)
+            ),
+            targets=None if self.targets is None else self.targets.to(device),
+        )
+
 
 def relevance_of(
     mechanism: AdLM,

@@ -29,6 +29,10 @@ _KNOWN = (
 )
 
 
+CACHED = 3 << 18
+"""Entries of a layer's maps that are computed at a time on a processor."""
+
+
 class Stack:
     """A stack of R networks.
 
@@ -79,13 +83,42 @@ class Stack:
             ranges: ranges of min-max normalisation: ``batch``, or ``running``, which does not mix
                 records.
         """
-        h, first = x, True
-        for name, layer in list(self.template.named_children())[:-1]:
+        layers = list(self.template.named_children())[:-1]
+        # Records meet in min-max normalisation only, which comes after the convolutions.
+        flat = [place for place, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
+        apart = flat[0] + 1 if flat else 0
+        parts = [
+            self._through(layers[:apart], part, training, ranges)
+            for part in torch.split(x, self._at_once(x), 1)
+        ]
+        h = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return self._through(layers[apart:], h, training, ranges, first=not flat)
+
+    def _through(
+        self,
+        layers: Sequence[tuple[str, nn.Module]],
+        h: Tensor,
+        training: bool,
+        ranges: str,
+        *,
+        first: bool = True,
+    ) -> Tensor:
+        """Return what layers make of ``h``; ``first`` says that they have the first affine one."""
+        for name, layer in layers:
             h = self._layer(name, layer, h, training, ranges)
             if first and isinstance(layer, (nn.Conv2d, nn.Linear)):
                 first = False
                 h = h if self.offset is None else _with_offset(h, self.offset)
         return h
+
+    def _at_once(self, x: Tensor) -> int:
+        """Return the number of records whose first maps stay in the processor's caches."""
+        convolutions = [each for each in self.template if isinstance(each, nn.Conv2d)]
+        if not convolutions or not x.is_cpu:
+            return max(1, x.shape[1])
+        first = convolutions[0]
+        each = self.runs * x.shape[2] // first.in_channels * first.out_channels
+        return max(1, CACHED // each)
 
     def output(self, hidden: Tensor) -> Tensor:
         """Return ``s = hbar W^T``, ``[R, B, M]``."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ..base.errors import InvalidInput, PrivacyError
-from . import claims, comparison, data_roots, objective_release, spectral, spectral_released
+from . import (
+    claims,
+    comparison,
+    data_roots,
+    numbers,
+    objective_release,
+    spectral,
+    spectral_released,
+)
 from .adlm import columns as adlm_columns
 from .adlm import items as adlm
 from .adlm import readings as adlm_readings
@@ -27,6 +36,7 @@ from .spof import environment as spof_environment
 from .spof import items as spof
 from .spof import protocol as spof_protocol
 from .spof import training as spof_runs
+from .verdict import other_numbers
 
 Item = Callable[[ItemRequest], Result]
 
@@ -119,6 +129,8 @@ _IMAGE_RUNS = {
     ("spectral", "released"),
 }
 _SPOF = {("spof", item) for item in ("fig2", "fig3", "comparison", "rates")}
+_PROTOCOL = ("spof", "released")
+_TABLES = {("comparison", ""), ("spectral", "whitened")}
 _FIXED = {
     "lr": {("gredp", "fig5"), ("spof", "rates")},
     "batch_size": {("gredp", "fig4"), ("directional", "fig5")},
@@ -129,11 +141,19 @@ _FIXED = {
 _OTHER_EPSILONS = {
     *_SPOF,
     *_TRAINED,
+    *_TABLES,
+    *NEEDS_WEIGHTS,
+    ("objective-release", ""),
+    ("spectral", "released"),
     *(("adlm", item) for item in ("fig4", "fig5", "readings", "released")),
     *(("directional", item) for item in ("fig3", "fig4", "fig5", "fig6")),
 }
 _CLIPPED = {
     *_TRAINED,
+    *NEEDS_WEIGHTS,
+    *_SPOF,
+    _PROTOCOL,
+    ("spectral", "released"),
     ("adlm", "fig4"),
     ("adlm", "fig5"),
     *(("directional", item) for item in ("table2", "fig3", "fig4", "fig5", "fig6")),
@@ -141,17 +161,22 @@ _CLIPPED = {
 
 SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
     "rows": frozenset({*_SPOF, *_IMAGE_RUNS}),
-    "epochs": frozenset({*_SPOF, *_IMAGE_RUNS}),
+    "epochs": frozenset({*_SPOF, *_IMAGE_RUNS, *_TABLES}),
     **{name: frozenset(_SPOF) for name in ("columns", "user_column", "bounds")},
     "weights": NEEDS_WEIGHTS,
     "train_last": NEEDS_WEIGHTS,
-    "lr": frozenset({*_SPOF, *_IMAGE_RUNS} - _FIXED["lr"]),
-    "batch_size": frozenset(_IMAGE_RUNS - _FIXED["batch_size"]),
+    "lr": frozenset({*_SPOF, _PROTOCOL, *_IMAGE_RUNS, ("spectral", "whitened")} - _FIXED["lr"]),
+    "batch_size": frozenset({*_IMAGE_RUNS, *_TABLES} - _FIXED["batch_size"]),
     "epsilon": frozenset(_OTHER_EPSILONS),
     "max_grad_norm": frozenset(_CLIPPED - _FIXED["max_grad_norm"]),
-    "device": frozenset(
-        {*(pair for pair in _IMAGE_RUNS if pair[0] != "adlm"), ("spectral", "whitened")}
+    "delta": frozenset(
+        {
+            *_TABLES,
+            ("objective-release", ""),
+            *_IMAGE_RUNS - {("adlm", "readings"), ("adlm", "released")},
+        }
     ),
+    "device": frozenset({*_IMAGE_RUNS, *_TABLES}),
 }
 """Papers and items whose runs take another number."""
 ANY_DATA = frozenset({"any"})
@@ -250,10 +275,30 @@ def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
                 got=getattr(request, name),
                 remedy="Leave it out.",
             )
+    pair = paper, known
+    numbers.check([pair], request.numbers)
+    request = replace(request, numbers=numbers.of_item(pair, request.numbers))
     try:
-        return _items(paper)[known](request)
+        result = _items(paper)[known](request)
     except PrivacyError as error:
         raise _of_the_request(error, request) from error
+    return _with_numbers(result, pair, request)
+
+
+def _with_numbers(result: Result, pair: tuple[str, str], request: ItemRequest) -> Result:
+    """Return the result with a note of the numbers that are not the source's, which decide it."""
+    if not request.numbers:
+        return result
+    usual = numbers.NUMBERS[pair]
+    said = ", ".join(
+        f"{name} {value:g} instead of {usual[name]:g}" for name, value in request.numbers
+    )
+    return replace(
+        result,
+        notes=(*result.notes, f"other numbers than the source's: {said}"),
+        settings={**result.settings, **dict(request.numbers)},
+        verdicts=[other_numbers(one, said) for one in result.verdicts],
+    )
 
 
 def _of_the_request(error: PrivacyError, request: ItemRequest) -> PrivacyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,8 @@ from ..base.errors import InvalidInput
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..base.outputs import write_atomically
-from ..base.validate import integer, positive, require
-from . import PAPERS, ItemRequest, Result, ResultCache, everything, names, page, takes
+from ..base.validate import integer, open_unit, positive_at, require
+from . import PAPERS, ItemRequest, Result, ResultCache, everything, names, numbers, page, takes
 from .catalogue import ALL, SIZED, data_of, has_items
 from .data_roots import KINDS
 from .everything import PlannedItem, Wanted
@@ -65,39 +66,61 @@ def command(
     epochs: Annotated[
         int | None,
         typer.Option(
-            help="Epochs of every run (spof, gredp, adlm, directional).", show_default="by item"
+            help="Epochs of every run (spof, gredp, adlm, directional, spectral, comparison).",
+            show_default="by item",
         ),
     ] = None,
     lr: Annotated[
         float | None,
         typer.Option(
-            help="Learning rate (spof, gredp, adlm, directional).",
+            help="Learning rate (spof, gredp, adlm, directional, spectral).",
             show_default="the source's, or ours",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Batch size (gredp, adlm, directional).", show_default="the source's"),
+        typer.Option(
+            help="Batch size (gredp, adlm, directional, spectral, comparison).",
+            show_default="the source's",
+        ),
     ] = None,
     epsilon: Annotated[
         str | None,
         typer.Option(
             help="Epsilon of every run, or with commas those of the axis (spof, gredp, adlm, "
-            "directional).",
+            "directional, spectral, comparison, objective-release).",
             show_default="the source's",
         ),
     ] = None,
     max_grad_norm: Annotated[
         float | None,
         typer.Option(
-            help="Clipping bound of every run (gredp, adlm, directional).",
+            help="Clipping bound of every run (spof, gredp, adlm, directional, spectral).",
+            show_default="the source's",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Delta of every run (gredp, adlm, directional, spectral, comparison, "
+            "objective-release).",
+            show_default="the source's",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=NUMBER",
+            help="Another number of the item's protocol, such as constant=1.25 of spof; a name "
+            "that is none lists them.",
             show_default="the source's",
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help=f"Device of the runs with private gradients (gredp, directional, spectral): "
+            help=f"Device of the runs (gredp, adlm, directional, spectral, comparison): "
             f"{devices.NAMES}.",
             show_default="cpu",
         ),
@@ -153,7 +176,8 @@ def command(
     leaves finished settings for --resume.
     """
     sizes = {"seeds": seeds, "rows": rows, "epochs": epochs, "batch_size": batch_size}
-    _check(**sizes, train_last=train_last, lr=lr, max_grad_norm=max_grad_norm, out=out)
+    given: dict[str, float | None] = {"lr": lr, "max_grad_norm": max_grad_norm, "delta": delta}
+    _check(**sizes, train_last=train_last, given=given, out=out)
     devices.training_device(device)
     if not no_figure:
         require("matplotlib")
@@ -168,12 +192,14 @@ def command(
             batch_size=batch_size,
             max_grad_norm=max_grad_norm,
             epsilon=_epsilons(epsilon),
+            delta=delta,
             device=device,
             columns=columns,
             user_column=user_column,
             bounds=bounds,
             weights=weights,
             train_last=train_last,
+            numbers=numbers.read(set_),
             finished=ResultCache(folder=out / FOLDER, resume=resume),
         ),
         out=out,
@@ -220,8 +246,7 @@ def _epsilons(text: str | None) -> tuple[float, ...] | None:
 
 def _check(
     *,
-    lr: float | None,
-    max_grad_norm: float | None,
+    given: Mapping[str, float | None],
     train_last: int | None,
     out: Path,
     **sizes: int | None,
@@ -232,13 +257,14 @@ def _check(
         InvalidInput: a size out of its range, or a file where the folder should be.
     """
     most = {"seeds": 1000, "rows": 10**7, "epochs": 10**5, "batch_size": 10**7}
-    for name, given in sizes.items():
-        if given is not None:
-            integer(1, most[name], **{name: given})
-    if lr is not None:
-        positive(lr=lr)
-    if max_grad_norm is not None:
-        positive(max_grad_norm=max_grad_norm)
+    for name, size in sizes.items():
+        if size is not None:
+            integer(1, most[name], **{name: size})
+    for name, value in given.items():
+        if value is not None:
+            positive_at(name, value)
+    if given["delta"] is not None:
+        open_unit(delta=given["delta"])
     if train_last is not None:
         integer(1, 2, train_last=train_last)
     if out.exists() and not out.is_dir():
@@ -279,6 +305,7 @@ class _Run:
         """Check all items, then compute each and write a page for each paper."""
         require("jinja2")
         unused = everything.check_data(pairs, self.request.data)
+        numbers.check(pairs, self.request.numbers)
         items = everything.plan(pairs, self.request_for)
         contents: list[dict[str, Any]] = []
         for paper, own in everything.by_paper(items):
@@ -307,7 +334,12 @@ class _Run:
             name: getattr(self.request, name) if takes(paper, item, name) else None
             for name in SIZED
         }
-        return replace(self.request, data=data_of(paper, item, self.request.data), **sizes)
+        return replace(
+            self.request,
+            data=data_of(paper, item, self.request.data),
+            numbers=numbers.of_item((paper, item), self.request.numbers),
+            **sizes,
+        )
 
     def say_how_to_continue(self) -> None:
         """Say where finished settings stand."""

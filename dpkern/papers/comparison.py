@@ -24,7 +24,15 @@ from ..privacy.mechanisms.base import Mechanism
 from . import runner
 from .result import Panel, Result
 from .runner import ItemRequest, RunSetting
-from .seeded import SeededCell, SeededRuns, over, train
+from .seeded import (
+    WITHOUT_PRIVACY,
+    Control,
+    SeededCell,
+    SeededRuns,
+    over,
+    train,
+    with_controls,
+)
 from .verdict import Verdict, of_order
 
 EPSILONS = (3.0, 1.0)
@@ -99,10 +107,10 @@ def task(request: ItemRequest, lr: float) -> RunSetting:
         model=lambda seed: models.build(
             MODEL, row_shape=data.row_shape, classes=data.classes, init_seed=seed
         ),
-        epochs=15 if request.quick else EPOCHS,
-        batch_size=BATCH,
-        rule=update.SGD(lr=lr, momentum=MOMENTUM),
-        delta=DELTA,
+        epochs=request.epochs or (15 if request.quick else EPOCHS),
+        batch_size=min(request.batch_size or BATCH, len(data.x_train)),
+        rule=update.SGD(lr=lr, momentum=request.number("momentum", MOMENTUM)),
+        delta=request.delta or DELTA,
     )
 
 
@@ -177,7 +185,7 @@ def tuned(
 def table(request: ItemRequest) -> Result:
     """Tabulate test accuracy and time per step of every gradient mechanism."""
     seeds = request.repeats(1 if request.quick else SEEDS)
-    epsilons = EPSILONS[:1] if request.quick else EPSILONS
+    epsilons = request.epsilons(EPSILONS[:1] if request.quick else EPSILONS)
     pairs = [(entry, e) for e in epsilons for entry in _chosen(CORRECTED, request)]
     best = tuned(request, pairs)
     rates: dict[str, dict[str, float]] = {}
@@ -199,7 +207,9 @@ def table(request: ItemRequest) -> Result:
             cells.append(_cell(request, entry, epsilon, lr, sigma))
             labels.append((entry.label, epsilon, lr, False))
         rates[shown_bound(epsilon)] = by_name
-    found = train(request, cells, seeds)
+    usual = next(iter(best.values()))
+    free = replace(cells[0], label=f"without privacy, lr {usual:g}", mechanism=WITHOUT_PRIVACY)
+    *found, control = train(request, [*cells, free], seeds)
     rows, lines = [], []
     for (label, epsilon, lr, corrected), runs in zip(labels, found, strict=True):
         note = "" if corrected else "published modes run at the multiplier of DP-SGD"
@@ -218,7 +228,7 @@ def table(request: ItemRequest) -> Result:
         lines.append(replace(curve, points=True))
     shown = [entry.label for entry in _chosen(CORRECTED, request)]
     panel = Panel(title="corrected modes", y_label="accuracy %", lines=lines, names=shown)
-    return Result(
+    result = Result(
         paper="comparison",
         item="",
         title="gradient mechanisms on digits",
@@ -233,6 +243,7 @@ def table(request: ItemRequest) -> Result:
         settings=_settings(request, seeds) | {"learning_rates": rates},
         verdicts=_verdicts(labels, found),
     )
+    return with_controls(result, [Control(ours=control.found.mean)])
 
 
 def _verdicts(
@@ -265,10 +276,10 @@ def _settings(request: ItemRequest, seeds: int) -> dict[str, Any]:
     where = task(request, 1.0)
     return {
         "model": MODEL,
-        "batch": BATCH,
+        "batch": where.batch_size,
         "epochs": where.epochs,
-        "momentum": MOMENTUM,
-        "delta": DELTA,
+        "momentum": request.number("momentum", MOMENTUM),
+        "delta": where.delta,
         "seeds": seeds,
         "quick": request.quick,
     }

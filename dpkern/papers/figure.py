@@ -76,6 +76,12 @@ class Panel:
     names: Sequence[str] = ()
 
 
+def withheld(title: str, reason: str) -> Panel:
+    """Return what stands in the place of a panel that would show nothing of its methods."""
+    said = "not drawn:\n" + textwrap.fill(reason, 44)
+    return Panel(title=title, boxes=[DiagramBox(text=said, x=0.0, y=0.0)])
+
+
 def draw(
     panels: Sequence[Panel], headline: str, folder: Path, stem: str, *, footer: str = ""
 ) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
 from .result import NONE_PUBLISHED, ComparisonRow, Result
 from .show import columns
-from .verdict import FAILS, HOLDS, UNDECIDED, Verdict
+from .verdict import CERTIFIED, FAILS, HOLDS, UNDECIDED, Verdict
 
 KINDS = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "open"}
 """Classes of the style sheet by verdict."""
@@ -90,7 +90,7 @@ def _item(result: Result, folder: Path) -> dict[str, Any]:
 def _verdict(one: Verdict) -> dict[str, str]:
     published = "" if one.published is None else shown_exactly(one.published)
     ours = one.number
-    if one.unit == "certified epsilon" and one.ours is not None:
+    if one.unit == CERTIFIED and one.ours is not None:
         ours = f"{shown_bound(one.ours)} {one.unit}"
     return {
         "claim": one.claim,

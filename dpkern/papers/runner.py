@@ -58,12 +58,15 @@ class ItemRequest:
         rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
         lr, batch_size, max_grad_norm: of every run; None leaves them to the item.
         epsilon: epsilons of the figure's axis or table, ascending; None leaves them to the item.
+        delta: delta of every run whose privacy has one; None leaves it to the item.
         device: name of the device that gradients are computed on; None is the processor.
         columns, user_column, bounds: of a table of users' days, as texts (``train`` has the same
             options); None is the source's: all numeric columns, rows dealt to the users, and every
             column divided by its maximum.
         weights: file of a pre-trained network; None for none.
         train_last: number of its last convolutions that are trained; None takes 1 and 2.
+        numbers: other numbers of the protocol by name, see ``numbers.NUMBERS``; those that are not
+            there are the source's.
         finished: settings that need not be computed again.
         watch: observer of the item's progress.
         planned: takes the pieces that an item would compute, which ends the item there; None
@@ -79,12 +82,14 @@ class ItemRequest:
     batch_size: int | None = None
     max_grad_norm: float | None = None
     epsilon: tuple[float, ...] | None = None
+    delta: float | None = None
     device: str | None = None
     columns: str | None = None
     user_column: str | None = None
     bounds: str | None = None
     weights: str | None = None
     train_last: int | None = None
+    numbers: tuple[tuple[str, float], ...] = ()
     finished: ResultCache = field(default_factory=ResultCache, compare=False, repr=False)
     watch: ProgressListener | None = field(default=None, compare=False, repr=False)
     planned: list[CachedRun] | None = field(default=None, compare=False, repr=False)
@@ -96,6 +101,10 @@ class ItemRequest:
     def epsilons(self, usual: tuple[float, ...]) -> tuple[float, ...]:
         """Return the epsilons of an axis."""
         return usual if self.epsilon is None else self.epsilon
+
+    def number(self, name: str, usual: float) -> float:
+        """Return a number of the protocol."""
+        return dict(self.numbers).get(name, usual)
 
     def one_epsilon(self, usual: float) -> float:
         """Return the epsilon of an item that has a single one.

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..base.devices import training_device
+from ..privacy.mechanisms import DPSGD
 from ..privacy.mechanisms.base import Mechanism
 from ..train.loop import Loss, summed_cross_entropy
 from . import runner
 from .data_cache import digest
+from .figure import withheld
 from .intervals import Interval, interval
 from .pieces import CachedRun, OnStep
-from .result import ComparisonRow, Line
+from .result import ComparisonRow, Line, Result
 from .runner import ItemRequest, RunSetting
 from .verdict import spoiled
 
-CONTROL = 1.0
+MARGIN = 1.0
 """Points that training without privacy may stay below its printed accuracy."""
+SHARE, LEARNED = 0.9, 50.0
+"""Share of its printed accuracy that training without privacy must reach for a figure to be drawn,
+and the accuracy in per cent on other data, where nothing is printed."""
+
+
+WITHOUT_PRIVACY = DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
+"""The mechanism of a control: nothing is clipped, and there is no noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +171,53 @@ def train(request: ItemRequest, cells: Sequence[SeededCell], seeds: int) -> list
     ]
 
 
-def control(found: Sequence[tuple[str, float, float | str | None]]) -> str:
-    """Return what trainings without privacy reached, beside what is printed of them.
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A training without privacy: where it fails, runs with privacy show nothing of a method.
 
-    Args:
-        found: name, our accuracy in per cent, and the printed one; a text where it is of other
-            data.
+    Attributes:
+        name: what panels that it is for are titled by; empty for all panels.
+        ours: accuracy in per cent.
+        printed: the source's, a text where it is of other data; None for none.
     """
-    said = []
-    for name, ours, printed in found:
-        text = f"{name} without privacy: {ours:.1f} %"
-        if isinstance(printed, float):
-            text += f" (printed {printed:g})"
-            if ours < printed - CONTROL:
-                text += ", so private runs of this rate and length are not the source's either"
-        said.append(text)
-    return "; ".join(said)
+
+    name: str = ""
+    ours: float
+    printed: float | str | None = None
+
+    @property
+    def bar(self) -> float:
+        """The accuracy that it must reach, in per cent."""
+        return SHARE * self.printed if isinstance(self.printed, float) else LEARNED
+
+    @property
+    def passed(self) -> bool:
+        return self.ours >= self.bar
+
+    @property
+    def said(self) -> str:
+        """What it reached, beside what is printed and what it must reach."""
+        text = f"{self.name} without privacy: {self.ours:.1f} %".strip()
+        if isinstance(self.printed, float):
+            text += f" (printed {self.printed:g})"
+        if not self.passed:
+            return f"{text}, below the {self.bar:.1f} % that a control must reach"
+        if isinstance(self.printed, float) and self.ours < self.printed - MARGIN:
+            text += ", so private runs of this rate and length are not the source's either"
+        return text
+
+
+def with_controls(result: Result, controls: Sequence[Control]) -> Result:
+    """Return the result with its controls; panels whose control failed are not drawn."""
+    panels = list(result.panels)
+    for one in controls:
+        if not one.passed:
+            panels = [
+                withheld(panel.title, one.said) if panel.title.startswith(one.name) else panel
+                for panel in panels
+            ]
+    said = "; ".join(one.said for one in controls)
+    return replace(result, panels=panels, control=said)
 
 
 def over(

@@ -92,6 +92,7 @@ def _of_keep(rows: Sequence[ComparisonRow]) -> list[Verdict]:
             exact(
                 f"{row.setting.split(':')[0]}: {row.quantity} is {printed:.3g}",
                 abs(ours - printed) <= 0.005 * printed,
+                unit=row.quantity,
                 published=printed,
                 ours=ours,
                 reason="G2: half of circular noise falls on the imaginary part" if row.note else "",
@@ -150,6 +151,7 @@ def quirks(request: ItemRequest) -> Result:
             exact(
                 f"{row.setting}: {row.quantity} is {row.published:g}",
                 abs(float(row.ours or 0.0) - float(row.published)) <= 0.005,
+                unit=row.quantity,
                 published=float(row.published),
                 ours=float(row.ours or 0.0),
                 reason=row.note,
@@ -163,19 +165,19 @@ def quirks(request: ItemRequest) -> Result:
 def whitened(request: ItemRequest) -> Result:
     """Compare norms to clip: medians over a trained network's samples, accuracy at one epsilon."""
     data = request.dataset("digits28", rows=720)
-    epochs = 3 if request.quick else 20
+    epochs = request.epochs or (3 if request.quick else 20)
     where = RunSetting(
         data=data,
         model=lambda seed: network(seed, data.row_shape, data.classes),
         epochs=epochs,
-        batch_size=128,
-        rule=update.SGD(lr=0.25, momentum=0.9),
-        delta=DELTA,
+        batch_size=min(request.batch_size or 128, len(data.x_train)),
+        rule=update.SGD(lr=request.lr or 0.25, momentum=0.9),
+        delta=request.delta or DELTA,
     )
     sites = survey(where.model(0), torch.zeros(2, *data.row_shape))
     sigma = accounting.calibrate(
         DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float"),
-        target_epsilon=EPSILON,
+        target_epsilon=request.one_epsilon(EPSILON),
         **where.accounting(),
     ).noise_multiplier
     fields: dict[str, Any] = {"noise_multiplier": sigma, "max_grad_norm": 1.0}

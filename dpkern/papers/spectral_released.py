@@ -31,7 +31,15 @@ from ..privacy.mechanisms import DPSGD, Site, SpectralDP
 from . import runner
 from .result import ComparisonRow, Panel, Paper, Result
 from .runner import ItemRequest, RunSetting
-from .seeded import SeededCell, SeededRuns, over, train
+from .seeded import (
+    WITHOUT_PRIVACY,
+    Control,
+    SeededCell,
+    SeededRuns,
+    over,
+    train,
+    with_controls,
+)
 from .verdict import Verdict, exact, of_epsilon
 
 EPSILON, DELTA = 2.0, 1e-5
@@ -42,6 +50,7 @@ QUICK_EPOCHS, QUICK_BATCH, QUICK_ROWS, QUICK_RATE = 6, 60, 720, 0.05
 MOMENTUM = 0.9
 NETWORK = "gredp-lenet5-16"
 PRINTED, RELEASED, CORRECTED = "printed", "released code", "corrected"
+CONTROL = "without privacy"
 COLUMNS = (PRINTED, RELEASED, CORRECTED)
 PERCEPTRON = 8 / 4
 """Layers that the released script for the perceptron divides by, over those that it has."""
@@ -62,13 +71,14 @@ NOTES = (
 def released(request: ItemRequest) -> Result:
     """Train the three columns at one sigma, and count what each certifies."""
     where = _setting(request)
+    epsilon, clip = request.one_epsilon(EPSILON), request.max_grad_norm or CLIP
     sites = tuple(survey(where.model(0), torch.zeros(2, *where.data.row_shape)))
     sigma = accounting.calibrate(
         DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, mode="published"),
-        target_epsilon=EPSILON,
+        target_epsilon=epsilon,
         **where.accounting(),
     ).noise_multiplier
-    made = columns(sigma, where.batch_size, sites)
+    made = columns(sigma, where.batch_size, sites, clip=clip)
     cells = [
         SeededCell(
             label=name,
@@ -77,11 +87,12 @@ def released(request: ItemRequest) -> Result:
             mechanism=mechanism,
             about={"paper": "spectral released", "model": NETWORK},
         )
-        for name, mechanism in made.items()
+        for name, mechanism in (made | {CONTROL: WITHOUT_PRIVACY}).items()
     ]
-    found = dict(zip(made, train(request, cells, request.repeats(1)), strict=True))
+    *private, free = train(request, cells, request.repeats(1))
+    found = dict(zip(made, private, strict=True))
     rows = [
-        runs.row("released", f"{name}, sigma {sigma:.4g}", epsilon_claimed=EPSILON)
+        runs.row("released", f"{name}, sigma {sigma:.4g}", epsilon_claimed=epsilon)
         for name, runs in found.items()
     ]
     rows += _differences(where.batch_size, len(sites))
@@ -105,9 +116,12 @@ def released(request: ItemRequest) -> Result:
         batch=where.batch_size,
         epochs=where.epochs,
         rule=repr(where.rule),
-        clip=CLIP,
+        clip=clip,
+        epsilon=epsilon,
+        delta=where.delta,
     )
-    return result.judged(_verdicts(where, found))
+    result = with_controls(result, [Control(ours=free.found.mean)])
+    return result.judged(_verdicts(where, found, epsilon))
 
 
 def columns(
@@ -139,9 +153,10 @@ def _setting(request: ItemRequest) -> RunSetting:
         epochs=request.epochs or (QUICK_EPOCHS if request.quick else EPOCHS),
         batch_size=min(request.batch_size or (QUICK_BATCH if quick else BATCH), len(data.x_train)),
         rule=update.SGD(
-            lr=request.lr or (QUICK_RATE if quick else LEARNING_RATE), momentum=MOMENTUM
+            lr=request.lr or (QUICK_RATE if quick else LEARNING_RATE),
+            momentum=request.number("momentum", MOMENTUM),
         ),
-        delta=DELTA,
+        delta=request.delta or DELTA,
     )
 
 
@@ -167,7 +182,7 @@ def _differences(batch: int, layers: int) -> list[ComparisonRow]:
     ]
 
 
-def _verdicts(where: RunSetting, found: dict[str, SeededRuns]) -> list[Verdict]:
+def _verdicts(where: RunSetting, found: dict[str, SeededRuns], epsilon: float) -> list[Verdict]:
     reasons = {
         PRINTED: "G2, G3: half of circular noise falls on the imaginary part, and every layer is "
         "clipped to C by itself",
@@ -177,8 +192,8 @@ def _verdicts(where: RunSetting, found: dict[str, SeededRuns]) -> list[Verdict]:
     return [
         *(
             of_epsilon(
-                f"{name}: the run spends epsilon {shown_bound(EPSILON)}",
-                EPSILON,
+                f"{name}: the run spends epsilon {shown_bound(epsilon)}",
+                epsilon,
                 found[name].certified,
                 reason,
             )

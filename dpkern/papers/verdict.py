@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..privacy.accounting import shown_bound
 from .intervals import Interval, interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "not decidable here"
+CERTIFIED = "certified epsilon"
+"""Unit of verdicts on an epsilon."""
 LEAST_RUNS = 5
 """Fewer runs than these decide nothing."""
 
@@ -161,7 +163,7 @@ def of_epsilon(
     return Verdict(
         claim=claim,
         verdict=verdict,
-        unit="certified epsilon",
+        unit=CERTIFIED,
         published=claimed,
         ours=certified,
         low=certified,
@@ -197,6 +199,13 @@ def undecided(claim: str, reason: str, *, unit: str = "", ours: float | None = N
     return Verdict(claim=claim, verdict=UNDECIDED, unit=unit, ours=ours, reason=reason)
 
 
+def other_numbers(found: Verdict, said: str) -> Verdict:
+    """Return the verdict where numbers of the protocol were replaced: of an epsilon it stays."""
+    if found.unit == CERTIFIED:
+        return found
+    return replace(found, verdict=UNDECIDED, reason=said)
+
+
 def spoiled(stopped: int, collapsed: int, runs: int) -> str:
     """Return why runs decide nothing about a method; empty where most of them learned something.
 
@@ -226,6 +235,7 @@ __all__ = [
     "of_epsilon",
     "of_number",
     "of_order",
+    "other_numbers",
     "spoiled",
     "undecided",
 ]

@@ -345,3 +345,20 @@ def test_refused() -> None:
         build("lenet", (8, 8), 3, seed=0)
     with pytest.raises(InvalidInput, match="lr"):
         AdlmSchedule(lr=0)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(ILM, "published"), (ILM, "corrected")])
+def test_runs_stand_on_their_device(kind: type[ILM], mode: str) -> None:
+    """Releases are made on the processor; all that a step reads goes to the device."""
+    network = build("digits", DATA.row_shape, CLASSES, seed=0)
+    of = setting(network, DATA.row_shape, records=len(DATA.x), batch=10)
+    made = kind(epsilon=10.0, setting=of, mode=mode)
+    meta = torch.device("meta")
+    training = monte_carlo(made, DATA, "digits", AdlmSchedule(), seeds=[0, 1], device=meta)
+    (first, _) = training.released
+    read = [first.inputs, training._test, training._truth, training.diverged]
+    read += list(training.stack.parameters.values()) + list(training.rule.means.values())
+    if first.coefficients is not None:
+        read += [first.coefficients.linear, first.coefficients.quadratic]
+    read += [each for each in (first.targets, first.bias_noise) if each is not None]
+    assert {each.device for each in read} == {meta}

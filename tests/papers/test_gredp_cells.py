@@ -15,9 +15,11 @@ from dpkern import cli
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, data_cache, data_roots, reproduce, runner
 from dpkern.papers.directional import cases as directional
+from dpkern.papers.figure import Line, Panel
 from dpkern.papers.gredp import cells
 from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
-from dpkern.papers.seeded import control
+from dpkern.papers.result import Result
+from dpkern.papers.seeded import WITHOUT_PRIVACY, Control, with_controls
 from dpkern.papers.verdict import UNDECIDED
 from dpkern.privacy import accounting
 
@@ -44,6 +46,7 @@ class FakeRuns:
     def __init__(self) -> None:
         self.calls: list[tuple[runner.RunSetting, Any, int]] = []
         self.interrupted_at: int | None = None
+        self.free = 91.0
 
     def __call__(
         self, where: runner.RunSetting, made: Any, seed: int, **_: Any
@@ -52,7 +55,13 @@ class FakeRuns:
             raise KeyboardInterrupt
         self.calls.append((where, made, seed))
         epochs = [
-            runner.Epoch(epoch=n, step=n, heldout_loss=0.0, heldout_accuracy=0.1 * n + seed / 100)
+            runner.Epoch(
+                epoch=n,
+                step=n,
+                heldout_loss=0.0,
+                heldout_accuracy=seed / 100
+                + (self.free / 100 if made == WITHOUT_PRIVACY else 0.1 * n),
+            )
             for n in range(1, where.epochs + 1)
         ]
         return runner.RunOutcome(
@@ -121,7 +130,8 @@ def test_a_table_stops_and_goes_on_where_it_stopped(
     found = reproduce("gredp", "table1", request_of(mnist, finished=again, **given))
     assert len(runs.calls) == 2 * (len(METHODS) + 1)
     assert [row.seeds for row in found.rows] == [2] * 5
-    assert found.rows[0].ours == pytest.approx(20.5)
+    assert found.rows[0].ours == pytest.approx(91.5)
+    assert found.rows[1].ours == pytest.approx(20.5)
     assert found.rows[0].spread == pytest.approx(0.5)
     # Another learning rate is another run.
     other = request_of(mnist, finished=ResultCache(folder=tmp_path, resume=True), lr=0.3, **given)
@@ -201,6 +211,7 @@ def test_accuracies_are_judged_at_the_sources_sizes_only(
         ({"lr": 0.5}, "lr 0.5 instead of 0.01"),
         ({"batch_size": 20}, "batch size 20 instead of 500"),
         ({"max_grad_norm": 2.0}, "max grad norm 2 instead of 1"),
+        ({"delta": 1e-6}, "delta 1e-06 instead of 1e-05"),
     ):
         assert open_reasons(**more) == {said}
     assert len(open_reasons(rows=40)) == 1
@@ -214,7 +225,9 @@ def test_every_figure_is_made_of_kept_runs(mnist: str, runs: FakeRuns, item: str
     kept = ResultCache()
     found = reproduce("gredp", item, request_of(mnist, finished=kept))
     before = len(runs.calls)
-    assert len(found.rows) >= before  # batches above the number of rows are the same run
+    # Batches above the number of rows are the same run; the control has no row of its own.
+    assert len(found.rows) >= before - 1
+    assert found.control.startswith("LeNet-5 without privacy: 91.0 %")
     reproduce("gredp", item, request_of(mnist, finished=kept))
     assert len(runs.calls) == before
     if item in ("fig4", "fig5"):
@@ -223,21 +236,50 @@ def test_every_figure_is_made_of_kept_runs(mnist: str, runs: FakeRuns, item: str
 
 
 def test_the_control_says_where_private_runs_cannot_be_the_sources() -> None:
-    below = control([("A", 94.9, 98.72), ("B", 97.0, 97.5), ("C", 50.0, "98 on other data")])
-    assert below.split("; ") == [
+    controls = [
+        Control(name="A", ours=94.9, printed=98.72),
+        Control(name="B", ours=97.0, printed=97.5),
+        Control(name="C", ours=50.0, printed="98 on other data"),
+        Control(ours=49.9),
+        Control(name="D", ours=88.0, printed=98.72),
+    ]
+    assert [one.said for one in controls] == [
         "A without privacy: 94.9 % (printed 98.72), so private runs of this rate and length are "
         "not the source's either",
         "B without privacy: 97.0 % (printed 97.5)",
         "C without privacy: 50.0 %",
+        "without privacy: 49.9 %, below the 50.0 % that a control must reach",
+        "D without privacy: 88.0 % (printed 98.72), below the 88.8 % that a control must reach",
     ]
-    assert control([]) == ""
+    assert [one.passed for one in controls] == [True, True, True, False, False]
+
+
+def test_panels_whose_control_failed_are_not_drawn() -> None:
+    line = Line(label="ours", x=[1.0], y=[2.0])
+    panels = [Panel(title=title, lines=[line]) for title in ("A, epsilon 1", "D, epsilon 1")]
+    result = Result(paper="p", item="i", title="t", rows=[], panels=panels, settings={})
+    passed, failed = Control(name="A", ours=94.9), Control(name="D", ours=8.0)
+    found = with_controls(result, [passed, failed])
+    assert found.panels[0] is panels[0]
+    assert found.panels[1].title == "D, epsilon 1"
+    assert not found.panels[1].lines
+    (box,) = found.panels[1].boxes
+    assert " ".join(box.text.split()) == f"not drawn: {failed.said}"
+    assert found.control == f"{passed.said}; {failed.said}"
+    (first, second) = with_controls(result, [Control(ours=8.0)]).panels
+    assert first.boxes
+    assert second.boxes
 
 
 @pytest.mark.usefixtures("trusted")
 def test_the_control_stands_below_the_figure(mnist: str, runs: FakeRuns) -> None:
     pytest.importorskip("dp_accounting")
     found = reproduce("gredp", "table1", request_of(mnist))
-    assert found.footer.startswith("LeNet-5 without privacy: 20.0 % (printed 98.72), so private")
+    assert found.footer.startswith("LeNet-5 without privacy: 91.0 % (printed 98.72), so private")
+    runs.free = 80.0
+    found = reproduce("gredp", "table1", request_of(mnist))
+    assert "80.0 % (printed 98.72), below the 88.8 % that a control must reach" in found.footer
+    assert all(panel.boxes and not panel.lines for panel in found.panels)
     assert found.footer.endswith(found.guard)
 
 

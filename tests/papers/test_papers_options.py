@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,18 @@ import pytest
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput, PrivacyError
-from dpkern.papers import ItemRequest, catalogue, everything
+from dpkern.base.json import plain
+from dpkern.papers import ItemRequest, ResultCache, catalogue, data_cache, everything, numbers
 from dpkern.papers.adlm import training as adlm_training
 from dpkern.papers.adlm.setup import MNIST
 from dpkern.papers.cli import _epsilons
 from dpkern.papers.gredp import cells as gredp_cells
 from dpkern.papers.gredp import training as gredp
+from dpkern.papers.result import Result
 from dpkern.papers.spof import setting as spof
+from dpkern.papers.verdict import FAILS, UNDECIDED, exact, of_epsilon
 
+SIZED = catalogue.SIZED
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -31,16 +37,113 @@ def labels(paper: str, item: str, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("paper", "item"),
-    sorted(pair for pair in catalogue.SIZED["epsilon"] if pair[1] not in ("fig5", "comparison")),
+    sorted(
+        pair
+        for pair in catalogue.SIZED["epsilon"] - catalogue.NEEDS_WEIGHTS
+        if pair[1] not in ("fig5", "comparison")
+    ),
 )
 def test_every_training_has_the_epsilon_that_was_asked_for(paper: str, item: str) -> None:
     pytest.importorskip("dp_accounting")
-    found = labels(paper, item, epsilon=(3.25,), rows=60 if paper == "spof" else 600)
-    free = ("plain", "unperturbed", "without noise", "non-private", "DP-SGD, noiseless")
+    rows = {"rows": 60 if paper == "spof" else 600} if (paper, item) in SIZED["rows"] else {}
+    found = labels(paper, item, epsilon=(3.25,), **rows)
+    free = (
+        "plain",
+        "unperturbed",
+        "without noise",
+        "without privacy",
+        "non-private",
+        "DP-SGD, noiseless",
+    )
     named = [label for label in found if not any(word in label for word in free)]
     assert named
-    if (paper, item) not in {("gredp", "fig4"), ("adlm", "released")}:
+    unnamed = {("gredp", "fig4"), ("adlm", "released"), ("spectral", "released")}
+    if (paper, item) not in {*unnamed, ("spectral", "whitened")}:
         assert all("3.25" in label for label in named), named
+
+
+def planned(pair: tuple[str, str], **options: Any) -> everything.PlannedItem:
+    (found,) = everything.plan([pair], lambda *_: ItemRequest(quick=True, **options))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pair", "name"), [(pair, name) for pair, own in numbers.NUMBERS.items() for name in own]
+)
+def test_every_number_of_a_protocol_reaches_the_runs(pair: tuple[str, str], name: str) -> None:
+    pytest.importorskip("dp_accounting")
+    usual = numbers.NUMBERS[pair][name]
+    same = numbers.read([f"{name}={usual:.17g}"])
+    other = numbers.read([f"{name}={5 if isinstance(usual, int) else usual / 2:.17g}"])
+    source = [dict(piece.key) for piece in planned(pair).pieces]
+    assert [dict(piece.key) for piece in planned(pair, numbers=same).pieces] == source
+    changed = [dict(piece.key) for piece in planned(pair, numbers=other).pieces]
+    assert len(changed) == len(source)
+    assert changed != source
+
+
+@pytest.mark.parametrize("pair", sorted(catalogue.SIZED["delta"] - catalogue.NEEDS_WEIGHTS))
+def test_another_delta_reaches_the_runs(pair: tuple[str, str]) -> None:
+    pytest.importorskip("dp_accounting")
+    source, other = (planned(pair, delta=delta).pieces for delta in (None, 1e-7))
+    assert [dict(piece.key) for piece in source] != [dict(piece.key) for piece in other]
+
+
+def test_numbers_that_no_item_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, said in (
+        ("c=1", "set: expected one of constant=2.5, sensor_noise=5, code=7, got c=1"),
+        ("constant", "set: expected NAME=NUMBER"),
+        ("constant=a", "set: expected NAME=NUMBER"),
+        ("code=1.5", "code: expected an integer >= 1, got 1.5"),
+    ):
+        call = ["reproduce", "spof", "fig3", "--quick", "--set", text, "--out", str(tmp_path / "x")]
+        assert cli.main(call) == cli.REFUSED
+        assert said in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(InvalidInput, match="this item has no such number"):
+        catalogue.reproduce("pnsgd", "table", ItemRequest(numbers=(("c", 1.0),)))
+    with pytest.raises(InvalidInput, match="every name once"):
+        numbers.read(["code=1", "code=2"])
+    assert cli.main(["reproduce", "gredp", "table1", "--delta", "0"]) == cli.REFUSED
+
+
+def test_other_numbers_decide_nothing_but_an_epsilon() -> None:
+    accuracy = exact("accuracy", True)
+    spent = of_epsilon("epsilon", 1.0, 2.0)
+    result = Result(
+        paper="spof", item="fig3", title="t", rows=[], settings={}, verdicts=[accuracy, spent]
+    )
+    request = ItemRequest(numbers=(("constant", 1.0),))
+    found = catalogue._with_numbers(result, ("spof", "fig3"), request)
+    assert [one.verdict for one in found.verdicts] == [UNDECIDED, FAILS]
+    assert found.verdicts[0].reason == "constant 1 instead of 2.5"
+    assert found.settings == {"constant": 1.0}
+    assert catalogue._with_numbers(result, ("spof", "fig3"), ItemRequest()) is result
+
+
+@pytest.mark.parametrize(
+    "pair",
+    sorted(
+        (paper, item)
+        for paper, own in catalogue.PAPERS.items()
+        for item in own
+        if (paper, item) not in catalogue.NEEDS_WEIGHTS
+    ),
+)
+def test_every_item_finds_its_finished_runs_again(pair: tuple[str, str], tmp_path: Path) -> None:
+    """An interrupted run resumes: another process knows each setting, and no two are the same."""
+    pytest.importorskip("dp_accounting")
+    first = planned(pair)
+    assert (first.result is None) == bool(first.pieces)
+    kept = ResultCache(folder=tmp_path)
+    for number, piece in enumerate(first.pieces):
+        kept.keep(piece, {"number": number})
+    names = {json.dumps(plain(dict(piece.key)), sort_keys=True) for piece in first.pieces}
+    assert len(list(tmp_path.glob("*.json"))) == len(names)
+    data_cache._loaded.cache_clear()
+    later = ResultCache(folder=tmp_path, resume=True)
+    assert all(later.find(piece) is not None for piece in planned(pair).pieces)
 
 
 def test_items_with_one_epsilon_refuse_several() -> None:
@@ -64,7 +167,7 @@ def test_epsilons_that_are_none_are_refused(text: str, capsys: pytest.CaptureFix
         ("spof", "rates", "lr", 0.1),
         ("spof", "released", "epsilon", (1.0,)),
         ("pnsgd", "table", "epsilon", (1.0,)),
-        ("spof", "fig3", "max_grad_norm", 1.0),
+        ("spof", "fig4", "max_grad_norm", 1.0),
     ],
 )
 def test_what_an_item_fixes_is_refused(paper: str, item: str, option: str, value: Any) -> None:
@@ -154,7 +257,11 @@ def test_adlm_has_three_lengths_of_one_training() -> None:
     assert adlm_training.lengths(9) == [1, 3, 9]
     assert adlm_training.lengths(1) == [1]
     here: Any = SimpleNamespace(
-        experiment=MNIST, private=SimpleNamespace(source="digits"), epochs=9, genuine=False
+        experiment=MNIST,
+        private=SimpleNamespace(source="digits"),
+        epochs=9,
+        genuine=False,
+        control=97.0,
     )
     numbers = {
         "accuracy": [[10.0 * epoch for epoch in range(1, 10)]] * 2,

@@ -48,16 +48,19 @@ def run(version: ReleasedVersion, **changes: float) -> list[float]:
 
 def test_scales_are_those_of_the_released_script() -> None:
     """At epsilon .3: 9800 / (1800 * .075) for a pixel, 1812.5 / (.15 * 1800) for a label."""
-    pixel = released.input_scale(ARCHITECTURES["mnist"], MNIST, 0.3)
+    pixel = released.input_scale(ARCHITECTURES["mnist"], MNIST, released.SHARES[1] * 0.3)
     assert pixel == pytest.approx(9800 / (1800 * 0.075))
-    assert released.label_scale(10, 25, 0.3) == pytest.approx(1812.5 / (0.15 * 1800))
+    labels = released.label_scale(10, 25, released.SHARES[2] * 0.3)
+    assert labels == pytest.approx(1812.5 / (0.15 * 1800))
 
 
 def test_shares_have_a_mean_of_one_and_a_floor() -> None:
-    beta = released.shares(RELEVANCE, 0.3, torch.Generator().manual_seed(0))
+    beta = released.budget_shares(RELEVANCE, 0.3, torch.Generator().manual_seed(0))
     assert float(beta.mean()) == pytest.approx(1, rel=1e-3)
     assert float(beta.min()) >= released.FLOOR
-    same = released.shares(torch.ones(64).double(), math.inf, torch.Generator().manual_seed(0))
+    same = released.budget_shares(
+        torch.ones(64).double(), math.inf, torch.Generator().manual_seed(0)
+    )
     assert bool((same == released.FLOOR).all() or (same - 1).abs().max() < 1e-9)
 
 

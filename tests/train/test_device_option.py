@@ -73,7 +73,7 @@ def test_devices_are_found_by_their_number() -> None:
 
 
 def test_items_without_private_gradients_take_no_device() -> None:
-    for paper, item in (("spof", "fig3"), ("adlm", "fig4"), ("pnsgd", "table")):
+    for paper, item in (("spof", "fig3"), ("adlm", "fig2"), ("pnsgd", "table")):
         with pytest.raises(InvalidInput, match=r"^device: expected none"):
             reproduce(paper, item, ItemRequest(device="cpu"))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,17 @@ from . import verdicts
 from .published import PLAIN, PRINTED
 from .released import FIRST, LAST, VERSIONS, ReleasedVersion
 from .setup import MNIST, ExperimentSetup
-from .training import control, earlier, last_accuracies, mechanism, piece, row
+from .training import (
+    earlier,
+    last_accuracies,
+    mechanism,
+    named,
+    numbers_of_network,
+    piece,
+    row,
+    trained,
+    with_control,
+)
 
 EPSILON, QUICK_EPSILON = 0.5, 2.0
 """The smaller epsilon whose curve figure 4 prints; quick runs take one that leaves a signal."""
@@ -77,12 +88,14 @@ def columns(request: ItemRequest) -> Result:
     seeds = request.repeats(2 if request.quick else 5)
     theirs = {**RELEASED, **CONTROLS}
     with adlm_world.one_thread():
-        found = request.through(
+        found = trained(
+            request,
             [
-                piece(here, request, PLAIN, math.inf, seeds),
-                *(piece(here, request, name, epsilon, seeds) for name in (AS_PRINTED, CORRECTED)),
-                *(_piece(here, request, name, epsilon, seeds) for name in theirs),
-            ]
+                partial(piece, here, request, PLAIN, math.inf),
+                *(partial(piece, here, request, name, epsilon) for name in (AS_PRINTED, CORRECTED)),
+                *(partial(_piece, here, request, name, epsilon) for name in theirs),
+            ],
+            seeds,
         )
     numbers = dict(zip([PLAIN, AS_PRINTED, CORRECTED, *theirs], found, strict=True))
     noiseless = (PLAIN, *(name for name, version in theirs.items() if not version.noise))
@@ -105,7 +118,7 @@ def columns(request: ItemRequest) -> Result:
         "batch": here.batch,
         "records": len(here.private.x),
     }
-    return Result(
+    result = Result(
         paper="adlm",
         item="released",
         title="printed, released, corrected",
@@ -113,9 +126,9 @@ def columns(request: ItemRequest) -> Result:
         panels=_panels(numbers, epsilon),
         notes=NOTES,
         settings=settings,
-        verdicts=_verdicts(here, numbers, epsilon),
-        control=control(here, numbers[PLAIN]),
+        verdicts=_verdicts(here, numbers, epsilon, _shares(request)[2]),
     )
+    return with_control(result, here, numbers[PLAIN])
 
 
 def _epochs(request: ItemRequest, here: ExperimentSetup) -> int:
@@ -127,7 +140,7 @@ def _rate(request: ItemRequest) -> float:
 
 
 def _piece(
-    here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: int
+    here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: range
 ) -> CachedRun:
     version = {**RELEASED, **CONTROLS}[name]
     epochs, lr = _epochs(request, here), _rate(request)
@@ -141,11 +154,13 @@ def _piece(
         "architecture": str(here.architecture),
         "version": asdict(version),
         "epsilon": epsilon,
-        "seeds": seeds,
+        "seeds": list(seeds),
         "batch": here.batch,
         "epochs": epochs,
         "lr": lr,
+        "shares": _shares(request),
         "quick": request.quick,
+        **numbers_of_network(here, request),
     }
 
     def compute(on_step: OnStep) -> Mapping[str, Any]:
@@ -161,13 +176,16 @@ def _piece(
                 epochs=epochs,
                 lr=lr,
                 seed=seed,
-                on_step=lambda done, before=seed * steps: on_step(before + done),  # type: ignore[misc]
+                shares=_shares(request),
+                every=here.every,
+                device=here.device,
+                on_step=lambda done, before=place * steps: on_step(before + done),  # type: ignore[misc]
             )
-            for seed in range(seeds)
+            for place, seed in enumerate(seeds)
         ]
         return {
             "accuracy": [one["accuracy"] for one in each],
-            "epochs": list(range(1, epochs + 1)),
+            "epochs": each[0]["epochs"],
             "diverged": 0,
             "collapsed": sum(one["collapsed"] for one in each),
             "claimed": epsilon if version.noise else math.inf,
@@ -175,7 +193,16 @@ def _piece(
             "relation": "-",
         }
 
-    return CachedRun(label=name, key=key, compute=compute, steps=seeds * steps)
+    return CachedRun(label=name + named(seeds), key=key, compute=compute, steps=len(seeds) * steps)
+
+
+def _shares(request: ItemRequest) -> tuple[float, float, float]:
+    """Return the released code's parts of epsilon for relevances, inputs and labels."""
+    usual = dict(zip(("relevance_share", "input_share", "label_share"), code.SHARES, strict=True))
+    relevance, labels = (
+        request.number(name, usual[name]) for name in ("relevance_share", "label_share")
+    )
+    return relevance, 1 - relevance - labels, labels
 
 
 def _relevance(here: ExperimentSetup, request: ItemRequest, epsilon: float) -> torch.Tensor:
@@ -192,8 +219,9 @@ def _differences(
     printed, corrected = (mechanism(here, name, epsilon) for name in (AS_PRINTED, CORRECTED))
     shares = torch.ones(here.private.features, dtype=torch.float64)
     equal = printed.input_scales(shares), corrected.input_scales(shares)
-    theirs = code.input_scale(here.architecture, here.private.row_shape, epsilon)
-    labels = code.label_scale(here.private.classes, here.architecture.hidden, epsilon)
+    parts = _shares(request)
+    theirs = code.input_scale(here.architecture, here.private.row_shape, parts[1] * epsilon)
+    labels = code.label_scale(here.private.classes, here.architecture.hidden, parts[2] * epsilon)
     # Their inputs have a range of 2, printed ones of 1.
     scales = {
         AS_PRINTED: float(equal[0][0]),
@@ -270,7 +298,10 @@ def _panels(numbers: Mapping[str, Mapping[str, Any]], epsilon: float) -> list[Pa
 
 
 def _verdicts(
-    here: ExperimentSetup, numbers: Mapping[str, Mapping[str, Any]], epsilon: float
+    here: ExperimentSetup,
+    numbers: Mapping[str, Mapping[str, Any]],
+    epsilon: float,
+    label_share: float,
 ) -> list[Verdict]:
     first, last = (numbers[name] for name in RELEASED)
     each, shared = (
@@ -295,7 +326,9 @@ def _verdicts(
             "released code, no label noise: labels are perturbed",
             False,
             unit="scale of the noise that training sees",
-            published=code.label_scale(here.private.classes, here.architecture.hidden, epsilon),
+            published=code.label_scale(
+                here.private.classes, here.architecture.hidden, label_share * epsilon
+            ),
             ours=0.0,
             reason="the noise that is drawn is never fed; what is fed is that of the test, 0",
         )

@@ -6,6 +6,7 @@ Source: AdLM, (17), (20), (21).
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from ...privacy.accounting import shown_bound
 from .. import intervals, runner
@@ -16,7 +17,7 @@ from . import verdicts
 from .methods import COUNTS, READINGS, SHARING
 from .published import PLAIN
 from .setup import MNIST
-from .training import control, last_accuracies, piece, row
+from .training import last_accuracies, piece, row, trained, with_control
 
 
 def readings(request: ItemRequest) -> Result:
@@ -26,7 +27,7 @@ def readings(request: ItemRequest) -> Result:
     seeds = request.repeats(2 if request.quick else 5)
     cells = [(PLAIN, math.inf), *((name, epsilon) for name in READINGS)]
     with adlm_world.one_thread():
-        found = request.through([piece(here, request, *cell, seeds) for cell in cells])
+        found = trained(request, [partial(piece, here, request, *cell) for cell in cells], seeds)
     numbers = dict(zip(cells, found, strict=True))
     rows = [row("readings", here, *cell, numbers[cell]) for cell in cells]
     lines = []
@@ -42,7 +43,7 @@ def readings(request: ItemRequest) -> Result:
         lines=lines,
         names=[f"|h0| {count}" for count in COUNTS],
     )
-    return Result(
+    result = Result(
         paper="adlm",
         item="readings",
         title="readings of the printed noise",
@@ -56,5 +57,5 @@ def readings(request: ItemRequest) -> Result:
         ),
         settings={"quick": request.quick, "epochs": here.epochs, "seeds": seeds},
         verdicts=verdicts.of_readings(numbers, epsilon),
-        control=control(here, numbers[PLAIN, math.inf]),
     )
+    return with_control(result, here, numbers[PLAIN, math.inf])

@@ -48,6 +48,7 @@ POWER, FLOOR = 4, 1e-5
 SHARES = (0.25, 0.25, 0.5)
 """Parts of epsilon for relevances, inputs and labels."""
 AT_ONCE = 250
+CPU = torch.device("cpu")
 FIRST, LAST = "no label noise", "fixed label noise"
 VERSIONS = {FIRST: "0445117", LAST: "15fb1f3"}
 
@@ -73,18 +74,18 @@ def laplace(shape: Sequence[int], scale: Tensor | float, generator: torch.Genera
     return (-scale * u.sign() * torch.log1p(-2 * u.abs())).float()
 
 
-def shares(relevance: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+def budget_shares(relevance: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
     """Return beta ``[d]``, float64, of mean relevances ``[d]``; the mean is about 1.
 
     Args:
         relevance: of a separate network, float64.
-        epsilon: of the whole run.
+        epsilon: of the relevances.
         generator: draws the noise of the relevances.
     """
     low, high = relevance.min(), relevance.max()
     made = ((relevance - low) / (high - low).clamp_min(1e-300)) ** POWER
     count = len(relevance)
-    noise = laplace([count], 2 * count / (SHARES[0] * epsilon * RECORDS), generator).double()
+    noise = laplace([count], 2 * count / (epsilon * RECORDS), generator).double()
     floored = (made + noise).clamp_min(FLOOR)
     return (count * floored / floored.sum()).clamp_min(FLOOR)
 
@@ -95,7 +96,7 @@ def input_scale(architecture: Architecture, row_shape: tuple[int, ...], epsilon:
     Args:
         architecture: its first convolution has the patch; without one, all inputs are a patch.
         row_shape: ``[C, H, W]`` or ``[H, W]``.
-        epsilon: of the whole run.
+        epsilon: of the inputs.
     """
     if architecture.convolutions:
         channels = row_shape[0] if len(row_shape) == 3 else 1
@@ -103,12 +104,12 @@ def input_scale(architecture: Architecture, row_shape: tuple[int, ...], epsilon:
         units, patch = (row_shape[-2] // 2) * (row_shape[-1] // 2), channels * side**2
     else:
         units, patch = 1, math.prod(row_shape)
-    return 2 * units * patch / (SHARES[1] * epsilon * BATCH)
+    return 2 * units * patch / (epsilon * BATCH)
 
 
 def label_scale(classes: int, hidden: int, epsilon: float) -> float:
-    """Return the scale of a label's noise, ``D_F / (epsilon3 L)``, for each entry of the loss."""
-    return loss_sensitivity(classes, hidden) / (SHARES[2] * epsilon * BATCH)
+    """Return the scale of a label's noise, ``D_F / (epsilon L)``, for each entry of the loss."""
+    return loss_sensitivity(classes, hidden) / (epsilon * BATCH)
 
 
 def build(architecture: Architecture, row_shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -163,6 +164,9 @@ def train(
     lr: float,
     seed: int,
     on_step: Callable[[int], None],
+    shares: tuple[float, float, float] = SHARES,
+    every: int = 1,
+    device: torch.device = CPU,
 ) -> dict[str, Any]:
     """Train one run and return its held-out accuracy in per cent, by epoch, and its collapse.
 
@@ -177,31 +181,43 @@ def train(
         lr: of Adam's steps.
         seed: of weights, order and noise.
         on_step: called with the number of steps done.
+        shares: parts of epsilon for relevances, inputs and labels.
+        every: epochs from one measurement of accuracy to the next; the last is always measured.
+        device: device of network and records; random numbers are drawn on the processor.
     """
     generator = torch.Generator().manual_seed(seed)
     network = build(architecture, data.row_shape, data.classes)
     initialise(network, generator)
     # Pooling is twice as fast.
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     last = network[1]
     assert isinstance(last, nn.Linear)
     noisy = version.noise and math.isfinite(epsilon)
-    scales = _scales(architecture, data, epsilon, relevance, generator) if noisy else None
+    scales = None
     fixed = None
+    if noisy:
+        beta = budget_shares(relevance, shares[0] * epsilon, generator)
+        scales = input_scale(architecture, data.row_shape, shares[1] * epsilon) / beta
     if noisy and version.labels == LAST:
         shape = [architecture.hidden, data.classes]
-        fixed = laplace(shape, label_scale(data.classes, architecture.hidden, epsilon), generator)
-    x, held = ((2 * data.inputs(each, "unit") - 1).float() for each in (data.x, data.x_test))
+        scale = label_scale(data.classes, architecture.hidden, shares[2] * epsilon)
+        fixed = laplace(shape, scale, generator).to(device)
+    x, held = (
+        (2 * data.inputs(each, "unit") - 1).float().to(device) for each in (data.x, data.x_test)
+    )
+    y, y_held = data.y.to(device), data.y_test.to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
-    accuracy, done = [], 0
-    for _ in range(epochs):
+    accuracy: dict[int, float] = {}
+    done = 0
+    for epoch in range(1, epochs + 1):
         order = torch.randperm(len(x), generator=generator)
         for rows in order[: len(x) // batch * batch].view(-1, batch):
             entered = x[rows]
             if scales is not None:
                 drawn = (1 if version.shared else batch, len(scales))
-                entered = (entered + laplace(drawn, scales, generator)).clamp(-CLIPPED, CLIPPED)
-            targets = functional.one_hot(data.y[rows], data.classes).float()
+                drawn_noise = laplace(drawn, scales, generator).to(device)
+                entered = (entered + drawn_noise).clamp(-CLIPPED, CLIPPED)
+            targets = functional.one_hot(y[rows], data.classes).float()
             loss = _loss(network(entered), targets)
             if fixed is not None:
                 loss = loss - targets.numel() * (fixed.T * last.weight).sum()
@@ -210,20 +226,14 @@ def train(
             optimizer.step()
             done += 1
             on_step(done)
-        scores = _scores(network, held)
-        accuracy.append(100 * float((scores.argmax(1) == data.y_test).double().mean()))
-    return {"accuracy": accuracy, "collapsed": int(of_scores(scores).collapsed)}
-
-
-def _scales(
-    architecture: Architecture,
-    data: Labelled,
-    epsilon: float,
-    relevance: Tensor,
-    generator: torch.Generator,
-) -> Tensor:
-    beta = shares(relevance, epsilon, generator)
-    return input_scale(architecture, data.row_shape, epsilon) / beta
+        if epoch % every == 0 or epoch == epochs:
+            scores = _scores(network, held)
+            accuracy[epoch] = 100 * float((scores.argmax(1) == y_held).double().mean())
+    return {
+        "accuracy": list(accuracy.values()),
+        "epochs": list(accuracy),
+        "collapsed": int(of_scores(scores).collapsed),
+    }
 
 
 def _loss(scores: Tensor, targets: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...base.devices import training_device
 from ...base.threads import torch_threads
 from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
@@ -23,6 +25,13 @@ PUBLIC_SHARE = 0.2
 No run trains on them.
 """
 
+DELTA = 1e-5
+"""Delta of pSGD."""
+PSGD_LR = 0.1
+RELEVANCE_SHARE = LABEL_SHARE = 1 / 3
+"""Parts of epsilon that pay for relevances and labels; inputs get the rest."""
+MEASURED = 20
+"""Number of times that a run's accuracy is measured, at least where it has as many epochs."""
 THREADS = 1
 """Threads of a run: networks this small only wait for a second one."""
 
@@ -44,7 +53,8 @@ class AdlmExperiment:
         curves: epsilons whose curves over epochs are printed.
         pretraining: epochs of the network that relevances come from.
         bar: share of its own records that this network must classify right.
-        control: per cent that training without noise must reach for the figure to mean anything.
+        control, quick_control: per cent that training without noise must reach for a figure to be
+            drawn.
         source_epochs: the source's, which the epochs of its figures are.
         epochs, quick_epochs, quick_rows: ours.
         shrink: pixels that become one, in quick runs.
@@ -70,6 +80,7 @@ class AdlmExperiment:
     epochs: int = 20
     quick_epochs: int = 16
     quick_rows: int = 600
+    quick_control: float = 80.0
     shrink: int = 1
     quick_pretraining: int = 12
 
@@ -110,6 +121,8 @@ CIFAR10 = AdlmExperiment(
     control=70.0,
     source_epochs=800,
     quick_rows=500,
+    quick_epochs=32,
+    quick_control=30.0,
     shrink=4,
     quick_pretraining=100,
 )
@@ -127,6 +140,10 @@ class ExperimentSetup:
         genuine: whether the records are of the source's data set.
         same_data: whether they are all of them.
         batch, lot, epochs, lr: sizes and learning rate of every run.
+        psgd_lr, delta: learning rate and delta of pSGD.
+        shares: parts of epsilon that pay for relevances, inputs and labels.
+        device: device that runs train on.
+        control: per cent that training without noise must reach.
     """
 
     experiment: AdlmExperiment
@@ -139,6 +156,16 @@ class ExperimentSetup:
     lot: int
     epochs: int
     lr: float
+    psgd_lr: float
+    delta: float
+    shares: tuple[float, float, float]
+    device: torch.device
+    control: float
+
+    @property
+    def every(self) -> int:
+        """The number of epochs from one measurement of accuracy to the next."""
+        return max(1, self.epochs // MEASURED)
 
     @property
     def digest(self) -> str:
@@ -150,8 +177,15 @@ class ExperimentSetup:
 def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
-    if request.max_grad_norm is not None:
-        experiment = replace(experiment, clip=request.max_grad_norm)
+    experiment = replace(
+        experiment,
+        clip=request.max_grad_norm or experiment.clip,
+        lot=int(request.number("psgd_lot", experiment.lot)),
+    )
+    relevance, labels = (
+        request.number(f"{name}_share", usual)
+        for name, usual in (("relevance", RELEVANCE_SHARE), ("label", LABEL_SHARE))
+    )
     most = request.rows or (experiment.quick_rows if quick else None)
     usual = experiment.quick_substitute if quick else experiment.substitute
     given = request.root(experiment.kind)
@@ -194,6 +228,11 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
         lot=max(1, min(experiment.lot, count // 10)),
         epochs=request.epochs or (experiment.quick_epochs if quick else experiment.epochs),
         lr=request.lr or 0.01,
+        psgd_lr=request.number("psgd_lr", PSGD_LR),
+        delta=request.delta or DELTA,
+        shares=(relevance, 1 - relevance - labels, labels),
+        device=training_device(request.device),
+        control=experiment.quick_control if quick else experiment.control,
     )
 
 
@@ -213,7 +252,8 @@ def _pretrained(experiment: str, request: ItemRequest, public: bool) -> nn.Seque
     chosen = MNIST if experiment == MNIST.name else CIFAR10
     here = world(chosen, request)
     data = here.public if public else here.private
-    epochs = chosen.quick_pretraining if request.quick else chosen.pretraining
+    usual = chosen.quick_pretraining if request.quick else chosen.pretraining
+    epochs = int(request.number("pretraining_epochs", usual))
     with one_thread():
         return pretrained(data, here.architecture, epochs=epochs, bar=chosen.bar)
 

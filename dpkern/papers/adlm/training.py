@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from ...engine.allocator import keep_freed_pages
 from ...nn.normalise import BatchMinMax
 from ...objective.adlm import AdlmSchedule, build, monte_carlo, relevance_of
 from ...objective.adlm import setting as sizes
@@ -25,6 +27,7 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import DPSGD, ILM, AdLM
 from ...train.data import Dataset
 from .. import intervals, runner
+from ..figure import withheld
 from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import ItemRequest
@@ -32,10 +35,7 @@ from . import setup as adlm_world
 from . import verdicts
 from .methods import METHODS, READINGS
 from .published import GAINS, MEANS, PLAIN, PRINTED, PSGD
-from .setup import CIFAR10, MNIST, AdlmExperiment, ExperimentSetup
-
-DELTA = 1e-5
-PSGD_LR = 0.1
+from .setup import CIFAR10, DELTA, MNIST, AdlmExperiment, ExperimentSetup
 
 NOTES = (
     "claimed epsilon is the same for all methods of a row's epsilon; certified is what is proved: "
@@ -72,7 +72,7 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
     names = [*METHODS, PSGD]
     cells = [(PLAIN, math.inf), *((name, e) for e in epsilons for name in names)]
     with adlm_world.one_thread():
-        found = request.through([piece(here, request, *cell, seeds) for cell in cells])
+        found = trained(request, [partial(piece, here, request, *cell) for cell in cells], seeds)
     numbers = dict(zip(cells, found, strict=True))
     rows = [row(item, here, *cell, numbers[cell]) for cell in cells]
     # The source has curves over epochs at these epsilons.
@@ -86,14 +86,16 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
             same_data=here.same_data,
             data=here.private.source,
             epochs=here.epochs,
-            departure=request.departure(batch_size=experiment.batch, max_grad_norm=experiment.clip)
+            departure=request.departure(
+                batch_size=experiment.batch, max_grad_norm=experiment.clip, delta=DELTA
+            )
             or ("" if request.epsilon is None else "other epsilons than the source's"),
             numbers=numbers,
             epsilons=epsilons,
             averaged=averaged(experiment.name, epsilons),
         )
     )
-    return Result(
+    result = Result(
         paper="adlm",
         item=item,
         title=f"accuracy in the source's {experiment.name} setting",
@@ -108,17 +110,43 @@ def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Resu
             "epochs": here.epochs,
             "learning_rate": here.lr,
             "architecture": str(here.architecture),
-            "delta": DELTA,
+            "delta": here.delta,
             "seeds": seeds,
         },
         verdicts=judged,
-        control=control(here, numbers[PLAIN, math.inf]),
     )
+    return with_control(result, here, numbers[PLAIN, math.inf])
+
+
+def trained(
+    request: ItemRequest, makers: Sequence[Callable[[range], CachedRun]], seeds: int
+) -> list[Mapping[str, Any]]:
+    """Train what every maker makes for the seeds, and return the numbers of all seeds together.
+
+    Quick runs train the seeds together, which is faster for small networks. Others train and keep
+    each seed by itself.
+    """
+    step = seeds if request.quick else 1
+    groups = [range(first, first + step) for first in range(0, seeds, step)]
+    keep_freed_pages()
+    # Every maker's first group comes first: an interrupted item then has one seed of everything.
+    found = request.through([make(group) for group in groups for make in makers])
+    return [_joined(found[place :: len(makers)]) for place in range(len(makers))]
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the numbers of several groups of seeds as those of one."""
+    return {
+        **parts[0],
+        "accuracy": [run for part in parts for run in part["accuracy"]],
+        **{name: sum(part[name] for part in parts) for name in ("diverged", "collapsed")},
+    }
 
 
 def piece(
-    here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: int
+    here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: range
 ) -> CachedRun:
+    """Return the training of a method with these seeds."""
     steps = here.epochs * (len(here.private.x) // (here.lot if name == PSGD else here.batch))
     key = {
         "paper": "adlm",
@@ -131,12 +159,15 @@ def piece(
         "method": name,
         "epsilon": epsilon,
         "settings": {**METHODS, **READINGS}.get(name, {}),
-        "seeds": seeds,
+        "seeds": list(seeds),
         "batch": here.lot if name == PSGD else here.batch,
         "epochs": here.epochs,
-        "lr": PSGD_LR if name == PSGD else here.lr,
+        "lr": here.psgd_lr if name == PSGD else here.lr,
         "clip": here.experiment.clip if name == PSGD else None,
+        "delta": here.delta if name == PSGD else None,
+        "shares": here.shares,
         "quick": request.quick,
+        **numbers_of_network(here, request),
     }
 
     def compute(on_step: OnStep) -> Mapping[str, Any]:
@@ -144,8 +175,22 @@ def piece(
             return _gradients(here, epsilon, seeds, on_step)
         return _objective(here, request, name, epsilon, seeds, on_step)
 
-    label = f"{name}, epsilon {shown_bound(epsilon)}"
-    return CachedRun(label=label, key=key, compute=compute, steps=seeds * steps)
+    label = f"{name}, epsilon {shown_bound(epsilon)}{named(seeds)}"
+    return CachedRun(label=label, key=key, compute=compute, steps=len(seeds) * steps)
+
+
+def named(seeds: range) -> str:
+    """Return the seed of a label; empty for several."""
+    return f", seed {seeds[0]}" if len(seeds) == 1 else ""
+
+
+def numbers_of_network(here: ExperimentSetup, request: ItemRequest) -> dict[str, Any]:
+    """Return what the numbers of a run depend on besides its own settings."""
+    trained = request.number("pretraining_epochs", here.experiment.pretraining)
+    return {
+        "pretraining": trained,
+        **({} if here.device.type == "cpu" else {"device": str(here.device)}),
+    }
 
 
 def mechanism(here: ExperimentSetup, name: str, epsilon: float) -> AdLM:
@@ -159,7 +204,8 @@ def mechanism(here: ExperimentSetup, name: str, epsilon: float) -> AdLM:
         name=here.experiment.name,
     )
     kind = AdLM if name.startswith("AdLM") else ILM
-    return kind(epsilon=epsilon, setting=of, **{**METHODS, **READINGS}.get(name, {}))
+    options = {**METHODS, **READINGS}.get(name, {})
+    return kind(epsilon=epsilon, setting=of, shares=here.shares, **options)
 
 
 def _objective(
@@ -167,7 +213,7 @@ def _objective(
     request: ItemRequest,
     name: str,
     epsilon: float,
-    seeds: int,
+    seeds: range,
     on_step: OnStep,
 ) -> Mapping[str, Any]:
     made = mechanism(here, name, epsilon)
@@ -178,13 +224,21 @@ def _objective(
         relevance = relevance_of(
             made, adlm_world.network(here, request, public=public), data, batch=len(data.x)
         )
-    schedule = AdlmSchedule(lr=here.lr, optimizer="adam", epochs=here.epochs)
+    schedule = AdlmSchedule(
+        lr=here.lr, optimizer="adam", epochs=here.epochs, evaluate_every=here.every
+    )
     training = monte_carlo(
-        made, here.private, here.architecture, schedule, seeds=range(seeds), relevance=relevance
+        made,
+        here.private,
+        here.architecture,
+        schedule,
+        seeds=seeds,
+        relevance=relevance,
+        device=here.device,
     )
 
     def step_done(done: int) -> None:
-        on_step(seeds * done)
+        on_step(len(seeds) * done)
 
     outcome = training.run(on_step=step_done)
     return {
@@ -199,7 +253,7 @@ def _objective(
 
 
 def _gradients(
-    here: ExperimentSetup, epsilon: float, seeds: int, on_step: OnStep
+    here: ExperimentSetup, epsilon: float, seeds: range, on_step: OnStep
 ) -> Mapping[str, Any]:
     private = here.private
     where = runner.RunSetting(
@@ -214,14 +268,15 @@ def _gradients(
         model=lambda seed: _bare(here, seed),
         epochs=here.epochs,
         batch_size=here.lot,
-        rule=update.SGD(lr=PSGD_LR),
-        delta=DELTA,
+        rule=update.SGD(lr=here.psgd_lr),
+        delta=here.delta,
+        device=here.device,
     )
     start = DPSGD(noise_multiplier=1.0, max_grad_norm=here.experiment.clip, arithmetic="float")
     noisy = accounting.calibrate(start, target_epsilon=epsilon, **where.accounting())
     each = []
-    for seed in range(seeds):
-        before = seed * where.steps
+    for place, seed in enumerate(seeds):
+        before = place * where.steps
         each.append(
             runner.once(where, noisy, seed, on_step=lambda n, before=before: on_step(before + n))  # type: ignore[misc]
         )
@@ -289,8 +344,9 @@ def earlier(
     """Return rows of the shorter lengths, whose runs are counted at their end."""
     whole, measured = row(item, here, name, epsilon, numbers), list(numbers["epochs"])
     rows = []
-    for length in lengths(measured[-1])[:-1]:
-        values = [run[measured.index(length)] for run in numbers["accuracy"]]
+    for wanted in lengths(measured[-1])[:-1]:
+        place = min(range(len(measured)), key=lambda i: abs(measured[i] - wanted))
+        length, values = measured[place], [run[place] for run in numbers["accuracy"]]
         rows.append(
             replace(
                 whole,
@@ -306,22 +362,26 @@ def earlier(
     return rows
 
 
-def control(here: ExperimentSetup, plain: Mapping[str, Any]) -> str:
-    """Return what the polynomial loss reaches without noise, and whether it is enough."""
-    found, bar = statistics.fmean(last_accuracies(plain)), here.experiment.control
+def with_control(result: Result, here: ExperimentSetup, plain: Mapping[str, Any]) -> Result:
+    """Return the result with what the polynomial loss reaches without noise.
+
+    Where that is not enough the figure is not drawn.
+    """
+    found = statistics.fmean(last_accuracies(plain))
     said = f"control without noise: {found:.1f} % after {here.epochs} epochs"
-    if found >= bar:
-        return f"{said}, at least {bar:g} % as asked"
-    return f"{said}, below the {bar:g} % that are possible: this figure decides nothing"
+    if found >= here.control:
+        return replace(result, control=f"{said}, at least {here.control:g} % as asked")
+    said += f", below the {here.control:g} % that it must reach"
+    return replace(result, control=said, panels=[withheld(result.title, said)])
 
 
 def _note(here: ExperimentSetup, name: str, epsilon: float, diverged: int, accuracy: float) -> str:
     """Return what a reader must know of a row: runs that stopped, a control that fails."""
-    bar = here.experiment.control
+    bar = here.control
     if name == PLAIN and accuracy < bar:
         return (
             f"the control without noise has {accuracy:.1f} % after {here.epochs} epochs, less than "
-            f"the {bar:g} % that are possible: this figure decides nothing (--epochs, more rows)"
+            f"the {bar:g} % that it must reach: the figure is not drawn (--epochs, more rows)"
         )
     if diverged:
         return f"{name}, epsilon {shown_bound(epsilon)}: {diverged} runs diverged and were stopped"

@@ -8,7 +8,6 @@ Source: directional noise for DP-SGD, tables 1 and 2, figures 3 to 6.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +18,10 @@ from ...engine.demo import models
 from ...ops import update
 from ...privacy import accounting
 from ...privacy.accounting import shown_bound
-from ...privacy.mechanisms import DPSGD, AdaClip, Directional, Pruned
+from ...privacy.mechanisms import AdaClip, Directional, Pruned
 from ...privacy.mechanisms.base import Mechanism
 from ..runner import ItemRequest, RunSetting
-from ..seeded import SeededCell
+from ..seeded import WITHOUT_PRIVACY, SeededCell
 
 DELTA = 1e-5
 QUICK_ROWS, QUICK_EPOCHS, QUICK_LOT = 1000, 4, 50
@@ -103,12 +102,16 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorRequest:
-    """A run that a generator of noise is made for, with its claimed epsilon, alpha and pruning."""
+    """A run that a generator of noise is made for, with its claimed epsilon, alpha and pruning.
+
+    ``start`` is the scale that AdaClip starts at where it trains.
+    """
 
     where: RunSetting
     epsilon: float
     clip: float
     pruning: float
+    start: float = ADACLIP_START
 
 
 def _directional(
@@ -137,11 +140,13 @@ def _directional(
     )
 
 
-def _adaclip(asked: GeneratorRequest, *, start: float | None) -> Mechanism:
+def _adaclip(asked: GeneratorRequest, *, printed: bool) -> Mechanism:
     made = AdaClip(
         noise_multiplier=1.0,
         expected_batch_size=asked.where.batch_size,
-        initial_scale=start,
+        initial_scale=None if printed else asked.start,
+        # Exact sums would write out the scaled gradient of every record.
+        arithmetic="float",
         mode="published",
     )
     run = asked.where.accounting()
@@ -150,7 +155,7 @@ def _adaclip(asked: GeneratorRequest, *, start: float | None) -> Mechanism:
 
 def _plain(asked: GeneratorRequest) -> Mechanism:
     del asked
-    return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
+    return WITHOUT_PRIVACY
 
 
 PLAIN, GAUSSIAN, ADACLIP, ISOTROPIC, OURS = (
@@ -165,8 +170,8 @@ GENERATORS: MappingProxyType[str, Callable[[GeneratorRequest], Mechanism]] = Map
     {
         PLAIN: _plain,
         GAUSSIAN: partial(_directional, generator="gaussian"),
-        ADACLIP: partial(_adaclip, start=None),
-        ADACLIP_TRAINS: partial(_adaclip, start=ADACLIP_START),
+        ADACLIP: partial(_adaclip, printed=True),
+        ADACLIP_TRAINS: partial(_adaclip, printed=False),
         ISOTROPIC: partial(_directional, generator="ours_w1"),
         OURS: partial(_directional, generator="ours"),
         "Ours (1/4)": partial(_directional, generator="ours", split=1 / 4),
@@ -194,7 +199,7 @@ def setting(
         batch_size=min(lot or usual, len(data.x_train)),
         # The few steps of quick runs need a rate that gradients of no bound cannot take.
         rule=update.Adam(lr=0.01) if plain and quick else update.SGD(lr=lr),
-        delta=DELTA,
+        delta=request.delta or DELTA,
     )
 
 
@@ -226,6 +231,7 @@ def cell(
         epsilon=epsilon,
         clip=clip or request.max_grad_norm or case.clip,
         pruning=case.pruning if pruning is None else pruning,
+        start=request.number("adaclip_start", ADACLIP_START),
     )
     # Without noise no bound and no epsilon changes anything: such runs are shared.
     return SeededCell(

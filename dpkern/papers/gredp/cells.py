@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from ...privacy.mechanisms import DPSGD
 from ...privacy.mechanisms.base import Mechanism
 from ..result import ComparisonRow
 from ..runner import ItemRequest, RunSetting
-from ..seeded import SeededCell, SeededRuns, train
+from ..seeded import WITHOUT_PRIVACY, Control, SeededCell, SeededRuns, train
 from .published import EXPERIMENTS, SAME
 
 DELTA = 1e-5
@@ -72,7 +71,7 @@ def setting(
         epochs=request.epochs or (QUICK_EPOCHS if quick else EPOCHS),
         batch_size=min(batch, len(data.x_train)),
         rule=rule,
-        delta=DELTA,
+        delta=request.delta or DELTA,
     )
 
 
@@ -82,7 +81,7 @@ def mechanism(method: str, where: RunSetting, epsilon: float, *, clip: float = 1
     ``plain`` neither clips nor adds noise.
     """
     if method == "plain":
-        return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
+        return WITHOUT_PRIVACY
     model = where.model(0)
     sigma = _sigma(epsilon, tuple(where.accounting().items()))
     # Without the clip of all lags nothing of the spectrum is left: real noise on the gradient.
@@ -177,6 +176,29 @@ def trained(item: str, cells: Sequence[AccuracyCell], request: ItemRequest) -> l
     ]
 
 
+def controls(
+    item: str, names: Sequence[str], found: Sequence[TrainedCell], request: ItemRequest
+) -> list[Control]:
+    """Return each model's training without privacy, trained now where the figure has none."""
+    free = {one.cell.name: one for one in found if one.cell.method == "plain"}
+    missing = [
+        AccuracyCell(
+            name=name,
+            method="plain",
+            epsilon=EXPERIMENTS[name].epsilon,
+            what=f"{name}, plain",
+            printed=EXPERIMENTS[name].printed["plain"],
+        )
+        for name in names
+        if name not in free
+    ]
+    free |= {one.cell.name: one for one in trained(item, missing, request)}
+    return [
+        Control(name=name, ours=free[name].runs.found.mean, printed=free[name].row.published)
+        for name in names
+    ]
+
+
 def _seeded(cell: AccuracyCell, request: ItemRequest) -> SeededCell:
     where = setting(request, cell.name, cell.method, batch=cell.batch, lr=cell.lr)
     experiment = EXPERIMENTS[cell.name]
@@ -210,6 +232,6 @@ def _trained_cell(
         ms_per_step=runs.ms_per_step,
     )
     departure = request.departure(
-        epochs=EPOCHS, batch_size=BATCH, lr=LEARNING_RATE, max_grad_norm=CLIP
+        epochs=EPOCHS, batch_size=BATCH, lr=LEARNING_RATE, max_grad_norm=CLIP, delta=DELTA
     )
     return TrainedCell(cell=cell, runs=runs, row=row, same_data=same, departure=departure)

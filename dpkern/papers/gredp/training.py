@@ -17,7 +17,7 @@ from ...privacy.accounting import shown_bound
 from .. import runner
 from ..result import Line, Panel, Paper, Result
 from ..runner import ItemRequest
-from ..seeded import control, over
+from ..seeded import over, with_controls
 from . import verdicts
 from .cells import (
     DELTA,
@@ -26,6 +26,7 @@ from .cells import (
     QUICK_LEARNING_RATE,
     AccuracyCell,
     TrainedCell,
+    controls,
     setting,
     trained,
 )
@@ -57,13 +58,9 @@ def _result(
     panels: Sequence[Panel] = (),
 ) -> Result:
     rows = [each.row for each in found]
-    free = [
-        (one.cell.name, one.runs.found.mean, one.row.published)
-        for one in found
-        if one.cell.method == "plain"
-    ]
+    names = list(dict.fromkeys(one.cell.name for one in found))
     result = PAPER.result(item, title, rows, panels, quick=request.quick)
-    return replace(result, control=control(free))
+    return with_controls(result, controls(item, names, found, request))
 
 
 def _available(request: ItemRequest) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ..runner import ItemRequest, RunSetting
 from ..seeded import SeededCell, over, train
 from ..verdict import of_epsilon, of_order
 from . import resnet18
-from .cells import DELTA, EPOCHS, QUICK_EPOCHS, QUICK_ROWS, mechanism
+from .cells import CLIP, DELTA, EPOCHS, QUICK_EPOCHS, QUICK_ROWS, mechanism
 from .published import SAME
 from .training import NOTES, PAPER
 
@@ -60,7 +60,7 @@ def table7(request: ItemRequest) -> Result:
             remedy="Add --weights FILE, and --train-last 1 or 2 for one of the two columns.",
         )
     counts = (1, 2) if request.train_last is None else (request.train_last,)
-    epsilons = QUICK_EPSILONS if request.quick else EPSILONS
+    epsilons = request.epsilons(QUICK_EPSILONS if request.quick else EPSILONS)
     places = [(c, method, e) for c in counts for method in METHODS for e in epsilons]
     cells = [_cell(request, *place) for place in places]
     found = dict(zip(places, train(request, cells, request.repeats(1)), strict=True))
@@ -123,7 +123,7 @@ def _cell(request: ItemRequest, count: int, method: str, epsilon: float) -> Seed
         "train_last": count,
         "method": method,
     }
-    made = mechanism(method, where, epsilon)
+    made = mechanism(method, where, epsilon, clip=request.max_grad_norm or CLIP)
     return SeededCell(label=label, setting=where, mechanism=made, about=about)
 
 
@@ -141,7 +141,7 @@ def _setting(request: ItemRequest, count: int) -> RunSetting:
         epochs=request.epochs or (QUICK_EPOCHS if quick else EPOCHS),
         batch_size=min(request.batch_size or (QUICK_BATCH if quick else BATCH), len(x_train)),
         rule=update.SGD(lr=request.lr or LEARNING_RATE),
-        delta=DELTA,
+        delta=request.delta or DELTA,
     )
 
 

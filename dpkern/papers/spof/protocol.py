@@ -24,6 +24,7 @@ from .protocol_runs import (
     LABELS,
     PRINTED,
     PRINTED_NO_NOISE,
+    SIGMA,
     Protocol,
     ProtocolRuns,
     as_released,
@@ -38,6 +39,7 @@ from .released import (
     CLIP,
     CONSTANT,
     NON_PRIVATE,
+    RATE,
     ReleasedMethod,
     constant_accuracy,
     expanded,
@@ -76,8 +78,9 @@ def released(request: ItemRequest) -> Result:
         steps=where.steps,
         runs=where.runs,
         epsilons=EPSILONS,
-        clip=CLIP,
-        constant=CONSTANT,
+        clip=where.numbers.get("clip", CLIP),
+        constant=where.numbers.get("shift", CONSTANT),
+        rate=where.numbers.get("rate", RATE),
         copies=where.copies,
         data=where.data,
     )
@@ -99,7 +102,7 @@ def _rows(where: Protocol, method: ReleasedMethod, found: ProtocolRuns) -> list[
         rows.append(
             ComparisonRow(
                 item="released",
-                setting=label(method)
+                setting=label(where, method)
                 + (f", epsilon {shown_bound(epsilon)} a step" if private else ""),
                 quantity="accuracy",
                 published=_published(where, method, epsilon),
@@ -159,7 +162,7 @@ def _panels(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> li
         for seed in range(where.runs)
     )
     panels = []
-    for sigma, title in ((0.0, "noiseless"), (5.0, "sensors' noise 5")):
+    for sigma, title in ((0.0, "noiseless"), (SIGMA, f"sensors' noise {where.sensor_noise:g}")):
         lines = []
         for method in AS_RELEASED:
             if method.sigma != sigma or method.name == NON_PRIVATE:

@@ -29,7 +29,7 @@ from ..verdict import Verdict, of_order
 from .items import CODE, FEATURES, USERS
 from .protocol_runs import Protocol
 from .raw_results import EPSILONS
-from .setting import BASELINE, CORRECTED, METHODS, NON_PRIVATE, OURS
+from .setting import BASELINE, CORRECTED, METHODS, NON_PRIVATE, OURS, MethodNumbers
 
 RATE = 0.05
 NAMES = (OURS + CORRECTED, BASELINE + CORRECTED)
@@ -86,13 +86,13 @@ def train(request: ItemRequest, where: Protocol) -> list[CorrectedRuns]:
     cells += [(NAMES[0], epsilon, visits) for epsilon in EPSILONS]
     cells += [(NAMES[1], epsilon, 1) for epsilon in EPSILONS]
     numbers = request.through([_piece(where, data, *cell) for cell in cells])
-    return [_runs(*cell, of_it) for cell, of_it in zip(cells, numbers, strict=True)]
+    return [_runs(where, *cell, of_it) for cell, of_it in zip(cells, numbers, strict=True)]
 
 
 def _piece(
     where: Protocol, data: records.Records, name: str, epsilon: float, epochs: int
 ) -> CachedRun:
-    method: Method = METHODS[name](epsilon, epochs)
+    method = _method(where, name, epsilon, epochs)
     steps = epochs * int(data.train.shape[1])
 
     def compute(on_step: OnStep) -> dict[str, Any]:
@@ -118,8 +118,18 @@ def _piece(
     return CachedRun(label=label, key=key, compute=compute, steps=steps)
 
 
-def _runs(name: str, epsilon: float, epochs: int, numbers: Any) -> CorrectedRuns:
-    method: Method = METHODS[name](epsilon, epochs)
+def _method(where: Protocol, name: str, epsilon: float, epochs: int) -> Method:
+    asked = {
+        of: where.numbers[given]
+        for of, given in (("constant", "shift"), ("clip", "clip"))
+        if given in where.numbers
+    }
+    made: Method = METHODS[name](epsilon, MethodNumbers(epochs=epochs, **asked))
+    return made
+
+
+def _runs(where: Protocol, name: str, epsilon: float, epochs: int, numbers: Any) -> CorrectedRuns:
+    method = _method(where, name, epsilon, epochs)
     certified, relation = None, ""
     if isinstance(method, (Functional, OutputSGD)):
         certified, relation = method.epsilon_certified(visits=epochs), method.relation

@@ -13,7 +13,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,21 @@ from typing import Any
 import torch
 
 from ...base.errors import InvalidInput
+from ...base.validate import positive
 from ...objective import _columns, records
 from ..pieces import CachedRun, OnStep
 from ..runner import ItemRequest
 from . import raw_results
 from .raw_results import EPSILONS, TABLE, RawResults
 from .released import (
+    CLIP,
+    CONSTANT,
     DPSGD,
     FEATURES,
     FM,
     LOSS,
     NON_PRIVATE,
+    RATE,
     RECORD,
     SPOF,
     ReleasedMethod,
@@ -74,6 +78,8 @@ class Protocol:
         runs: repetitions.
         data: name of the data in rows.
         raw: the authors' own runs, if they stand beside the data.
+        numbers: fields of every method that are not the source's.
+        sensor_noise: standard deviation of the sensors' noise in the noisy condition.
     """
 
     rows: torch.Tensor
@@ -81,6 +87,14 @@ class Protocol:
     runs: int
     data: str
     raw: RawResults | None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    sensor_noise: float = SIGMA
+
+    def adapted(self, method: ReleasedMethod) -> ReleasedMethod:
+        """Return the method with the numbers that were asked for."""
+        sigma = self.sensor_noise if method.sigma else 0.0
+        changed: dict[str, Any] = {"sigma": sigma, **self.numbers}
+        return replace(method, **changed)
 
     @property
     def steps(self) -> int:
@@ -130,13 +144,23 @@ def protocol(request: ItemRequest) -> Protocol:
     else:
         rows, data, raw = _given(Path(given))
     quick = request.quick
+    asked = {
+        "shift": request.number("constant", CONSTANT),
+        "clip": request.max_grad_norm or CLIP,
+        "rate": request.lr or RATE,
+    }
+    source = {"shift": CONSTANT, "clip": CLIP, "rate": RATE}
+    numbers = {name: value for name, value in asked.items() if value != source[name]}
+    noise = positive(sensor_noise=request.number("sensor_noise", SIGMA))
     return Protocol(
         rows=rows,
         copies=QUICK_COPIES if quick else COPIES,
         runs=request.repeats(QUICK_RUNS if quick else RUNS),
         data=data + (", expanded" if not quick else f", expanded {QUICK_COPIES[0]} times only"),
-        # A quarter of the rows is another experiment than the published one.
-        raw=None if quick else raw,
+        # A quarter of the rows, or other numbers, are another experiment than the published one.
+        raw=None if quick or numbers or noise != SIGMA else raw,
+        numbers=numbers,
+        sensor_noise=noise,
     )
 
 
@@ -185,9 +209,9 @@ def expansions_differ(where: Protocol) -> float:
     )
 
 
-def label(method: ReleasedMethod) -> str:
+def label(where: Protocol, method: ReleasedMethod) -> str:
     return LABELS.get(method, method.name) + (
-        f", sensors' noise {method.sigma:g}" if method.sigma else ""
+        f", sensors' noise {where.sensor_noise:g}" if method.sigma else ""
     )
 
 
@@ -198,13 +222,13 @@ def epsilons(method: ReleasedMethod) -> tuple[float, ...]:
 
 def _piece(where: Protocol, method: ReleasedMethod) -> CachedRun:
     return CachedRun(
-        label=label(method),
+        label=label(where, method),
         key={
             "training": "spof released",
             "rows": where.digest,
             "copies": where.copies,
             "runs": where.runs,
-            "method": asdict(method),
+            "method": asdict(where.adapted(method)),
             "epsilons": epsilons(method),
         },
         compute=partial(_compute, where, method),
@@ -216,7 +240,7 @@ def _compute(where: Protocol, method: ReleasedMethod, on_step: OnStep) -> dict[s
     pairs = [(epsilon, seed) for epsilon in epsilons(method) for seed in range(where.runs)]
     budgets, seeds = zip(*pairs, strict=True)
     data = lru_cache(partial(expanded, where.rows, copies=where.copies))
-    return asdict(ReleasedTraining(method, budgets, seeds, data).run(on_step))
+    return asdict(ReleasedTraining(where.adapted(method), budgets, seeds, data).run(on_step))
 
 
 def _runs(method: ReleasedMethod, numbers: Mapping[str, Any]) -> ProtocolRuns:

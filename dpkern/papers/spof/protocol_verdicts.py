@@ -57,6 +57,7 @@ def verdicts(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> l
                 rounding=0.005,
                 reason="SPOF's outputs are the same for every record (below), so this compares a "
                 "constant with DP-SGD",
+                hindrance="" if where.raw else f"measured on {where.data}, not as published",
             )
         )
         if where.raw is not None:
@@ -127,15 +128,19 @@ def _by_chance(count: int) -> int:
 def _better_everywhere(where: Protocol, found: Mapping[ReleasedMethod, ProtocolRuns]) -> Verdict:
     spof, sgd = (found[ReleasedMethod(name=name)] for name in (SPOF, DPSGD))
     below = [e for e in EPSILONS if interval(spof.finite(e)).mean < interval(sgd.finite(e)).mean]
-    few = where.runs < LEAST_RUNS
+    few = f"{where.runs} runs are too few" if where.runs < LEAST_RUNS else ""
+    missing = few or ("" if where.raw else f"measured on {where.data}, not as published")
+    larger = float(len(EPSILONS) - len(below))
     return Verdict(
         claim="SPOF is more accurate than DP-SGD at every epsilon (noiseless)",
-        verdict=UNDECIDED if few else FAILS if below else HOLDS,
-        reason=f"{where.runs} runs are too few"
-        if few
-        else f"DP-SGD is better at epsilon {', '.join(map(shown_bound, below))}"
-        if below
-        else "",
+        verdict=UNDECIDED if missing else FAILS if below else HOLDS,
+        unit="epsilons at which SPOF's mean is larger",
+        published=float(len(EPSILONS)),
+        ours=larger,
+        low=larger,
+        high=larger,
+        reason=missing
+        or (f"DP-SGD is better at epsilon {', '.join(map(shown_bound, below))}" if below else ""),
     )
 
 

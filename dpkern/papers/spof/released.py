@@ -54,6 +54,9 @@ class ReleasedMethod:
         noise: whether the mechanism's noise is added.
         constant_over_epsilon: whether the constant's term of SPOF's scale is divided by epsilon, as
             in the stored script, not in an earlier one.
+        shift: c of every method but FM.
+        clip: clipping bound of DP-SGD.
+        rate: of Adam's steps.
     """
 
     name: str
@@ -62,6 +65,9 @@ class ReleasedMethod:
     gradient: str = LAYERS
     noise: bool = True
     constant_over_epsilon: bool = True
+    shift: float = CONSTANT
+    clip: float = CLIP
+    rate: float = RATE
 
     @property
     def users(self) -> int:
@@ -70,7 +76,7 @@ class ReleasedMethod:
 
     @property
     def constant(self) -> float:
-        return 0.0 if self.name == FM else CONSTANT
+        return 0.0 if self.name == FM else self.shift
 
     @property
     def factor_sigma(self) -> float:
@@ -205,7 +211,7 @@ class ReleasedTraining:
         self._backward(x, sensors, private)
         if self.scale is not None:
             flat = self.gradient.flat
-            flat.mul_((CLIP / (flat.norm(dim=1, keepdim=True) + TINY)).clamp_(max=1))
+            flat.mul_((self.method.clip / (flat.norm(dim=1, keepdim=True) + TINY)).clamp_(max=1))
             if private is not None:
                 flat.addcmul_(private, self.scale)
         self._adam(number)
@@ -287,7 +293,8 @@ class ReleasedTraining:
             grown = (sensors @ self.now.encoder[run, 0].T).exp()
             factors.append((grown / (1 + (grown - 1) * code)).sum(1).mean())
         mean = torch.stack(factors)[:, None]
-        return CLIP * (FEATURES * mean + 2 * FEATURES * CLIP) / (2 * self.epsilon)
+        clip = self.method.clip
+        return clip * (FEATURES * mean + 2 * FEATURES * clip) / (2 * self.epsilon)
 
     def _sensors(self, steps: int) -> torch.Tensor | None:
         sigma = self.method.factor_sigma
@@ -311,7 +318,7 @@ class ReleasedTraining:
         first.lerp_(g, 1 - BETAS[0])
         second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
         scale = second.sqrt().div_(math.sqrt(1 - BETAS[1] ** number)).add_(TINY)
-        self.now.flat.addcdiv_(first, scale, value=-RATE / (1 - BETAS[0] ** number))
+        self.now.flat.addcdiv_(first, scale, value=-self.method.rate / (1 - BETAS[0] ** number))
 
     def _outputs(self, run: int, rows: torch.Tensor) -> torch.Tensor:
         """Return a run's outputs for these rows."""

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...base.errors import InvalidInput
+from ...base.validate import positive
 from ...objective import Method, NonPrivate, SpofTraining, VisitSchedule, records
 from ...objective.records import Records
 from ...privacy.accounting import shown_bound
@@ -33,7 +34,8 @@ from .items import CLIP, CODE, CONSTANT, FEATURES, USERS
 from .raw_results import TABLE
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-SIGMAS = (0.0, 5.0)
+SENSOR_NOISE = 5.0
+"""Standard deviation of the sensors' noise in the noisy condition."""
 LEARNING_RATE = 0.05
 RUNS, QUICK_RUNS = 100, 5
 ROWS, QUICK_ROWS = 1000, 500
@@ -48,27 +50,34 @@ NON_PRIVATE, OURS, BASELINE, FUNCTIONAL = "non-private", "SPOF", "DP-SGD", "FM"
 CORRECTED = ", corrected"
 
 
-def non_private(epsilon: float, epochs: int, constant: float = CONSTANT) -> Method:
+@dataclass(frozen=True, kw_only=True)
+class MethodNumbers:
+    """Numbers that a method may need: visits of a record, c, and the clipping bound of DP-SGD."""
+
+    epochs: int
+    constant: float = CONSTANT
+    clip: float = CLIP
+
+
+def non_private(epsilon: float, numbers: MethodNumbers) -> Method:
     """Return the cross-entropy, without noise; no epsilon changes it."""
-    del epsilon, epochs, constant
+    del epsilon, numbers
     return NonPrivate()
 
 
-def _spof(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
-    del epochs
-    return SPOF(epsilon=epsilon, mode=mode, constant=constant)
+def _spof(epsilon: float, numbers: MethodNumbers, *, mode: str) -> Method:
+    return SPOF(epsilon=epsilon, mode=mode, constant=numbers.constant)
 
 
-def _fm(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
-    del epochs, constant
+def _fm(epsilon: float, numbers: MethodNumbers, *, mode: str) -> Method:
+    del numbers
     return FM(epsilon=epsilon, mode=mode)
 
 
-def _sgd(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
+def _sgd(epsilon: float, numbers: MethodNumbers, *, mode: str) -> Method:
     """Return DP-SGD; corrected, every visit costs, and epsilon is that of all epochs."""
-    del constant
-    each = epsilon if mode == "published" else epsilon / epochs
-    return OutputSGD(epsilon=each, mode=mode, max_grad_norm=CLIP)
+    each = epsilon if mode == "published" else epsilon / numbers.epochs
+    return OutputSGD(epsilon=each, mode=mode, max_grad_norm=numbers.clip)
 
 
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
@@ -95,6 +104,10 @@ class SpofExperiment:
         runs: one for each seed 0, 1, ...
         epsilons: grid of the figures.
         lr: eta, where a figure is not about it.
+        constant: c, where a figure is not about it.
+        clip: clipping bound of DP-SGD.
+        sensor_noise: standard deviation of the sensors' noise in the noisy condition.
+        code: units of a user's code.
     """
 
     records: Records
@@ -102,6 +115,15 @@ class SpofExperiment:
     runs: int
     epsilons: tuple[float, ...] = EPSILONS
     lr: float = LEARNING_RATE
+    constant: float = CONSTANT
+    clip: float = CLIP
+    sensor_noise: float = SENSOR_NOISE
+    code: int = CODE
+
+    @property
+    def sigmas(self) -> tuple[float, float]:
+        """The noiseless and the noisy condition."""
+        return 0.0, self.sensor_noise
 
     @property
     def rows(self) -> int:
@@ -132,9 +154,9 @@ class SpofExperiment:
             "runs": self.runs,
             "lr": self.lr,
             "epsilons": self.epsilons,
-            "sigmas": SIGMAS,
-            "clip": CLIP,
-            "constant": CONSTANT,
+            "sigmas": self.sigmas,
+            "clip": self.clip,
+            "constant": self.constant,
             "data": self.data,
             "columns": list(self.records.columns),
         }
@@ -169,6 +191,10 @@ def experiment(request: ItemRequest) -> SpofExperiment:
         runs=request.repeats(QUICK_RUNS if request.quick else RUNS),
         epsilons=request.epsilons(EPSILONS),
         lr=request.lr or LEARNING_RATE,
+        constant=request.number("constant", CONSTANT),
+        clip=request.max_grad_norm or CLIP,
+        sensor_noise=positive(sensor_noise=request.number("sensor_noise", SENSOR_NOISE)),
+        code=int(request.number("code", CODE)),
     )
 
 
@@ -188,15 +214,15 @@ def _table_options(request: ItemRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One setting of an experiment; ``constant`` matters to SPOF only.
+    """One setting of an experiment.
 
-    ``rate`` is eta; None takes the experiment's.
+    ``constant`` is c, which matters to SPOF only, and ``rate`` is eta; None takes the experiment's.
     """
 
     name: str
     epsilon: float = 1.0
     sigma: float = 0.0
-    constant: float = CONSTANT
+    constant: float | None = None
     rate: float | None = None
 
     @property
@@ -205,15 +231,17 @@ class Cell:
         parts = [self.name]
         if self.name != NON_PRIVATE:
             parts.append(f"epsilon {shown_bound(self.epsilon)}")
-        if self.constant != CONSTANT:
+        if self.constant is not None and self.constant != CONSTANT:
             parts.append(f"c {self.constant:g}")
         if self.rate is not None:
             parts.append(f"learning rate {self.rate:g}")
         return ", ".join([*parts, condition(self.sigma)])
 
-    def method(self, epochs: int) -> Method:
+    def method(self, where: SpofExperiment) -> Method:
         """Return the method that trains the cell."""
-        return METHODS[self.name](self.epsilon, epochs, self.constant)
+        constant = where.constant if self.constant is None else self.constant
+        numbers = MethodNumbers(epochs=where.epochs, constant=constant, clip=where.clip)
+        return METHODS[self.name](self.epsilon, numbers)
 
 
 def condition(sigma: float) -> str:
@@ -288,7 +316,7 @@ def train(request: ItemRequest, where: SpofExperiment, cells: Sequence[Cell]) ->
 
 
 def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
-    method = cell.method(where.epochs)
+    method = cell.method(where)
     each = where.rows * (USERS if isinstance(method, FM) else 1)
     return CachedRun(
         label=cell.label,
@@ -300,7 +328,7 @@ def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
             "epochs": where.epochs,
             "runs": where.runs,
             "sigma": cell.sigma,
-            "code": CODE,
+            "code": where.code,
         },
         compute=partial(_compute, where, method, cell),
         steps=each * where.epochs,
@@ -311,7 +339,7 @@ def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep)
     chosen = where.records.pooled() if isinstance(method, FM) else where.records
     schedule = VisitSchedule(lr=cell.rate or where.lr, epochs=where.epochs)
     training = SpofTraining(
-        chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=CODE
+        chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=where.code
     )
 
     def tell(done: int, of: int) -> None:
@@ -331,7 +359,7 @@ def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep)
 
 
 def _found(where: SpofExperiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
-    method = cell.method(where.epochs)
+    method = cell.method(where)
     claimed = certified = None
     relation = ""
     if not isinstance(method, NonPrivate):
