@@ -58,7 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench": ("bench --quick", "bench --op ghost,clip_sum --threads 1,2"),
     "bench compare": ("bench compare v0.1.0 . --op linear_norm",),
     "bench sweep": ("bench sweep linear_norm --axis B --values 16,32,64",),
-    "bench history": ("bench history --stale benchmarks/results/coef.json",),
+    "bench history": ("bench history --stale benchmarks/results/ops.json",),
 }
 """Command lines by command, without the first word."""
 
