@@ -85,7 +85,7 @@ py::tuple update_tensors(bool wide, const Addresses& params, const Addresses& su
       return counted::update_tensors(cpu::UpdateTensors<T>{
           pointers<T>(params), pointers<const void>(sums), static_cast<cpu::Summed>(sums_kind),
           pointers<T>(buffers), positions, scales, from_bytes<Rule>(rule),
-          from_bytes<UpdateNoise>(noise), gradient_scale, sizes});
+          from_bytes<UpdateNoise>(noise), {}, gradient_scale, sizes});
     });
   });
 }

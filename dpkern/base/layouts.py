@@ -271,6 +271,16 @@ UPDATE_NOISE = Struct(
     draws=DRAWS,
 )
 
+PAIR_MAP = Struct(
+    "PairMap",
+    "Coordinates of a channel pair's taps, in which noise is added, and the way back; no matrices: "
+    "the sum is noised as it is.",
+    signal=pointer("const double")("[rank, taps]"),
+    back=pointer("const double")("[taps, rank]"),
+    rank=I64,
+    taps=I64,
+)
+
 # Coefficients of polynomial losses
 COEF_NOISE = Struct(
     "CoefNoise",

@@ -9,6 +9,7 @@ from torch.autograd.graph import increment_version
 
 from ...base.counts import Counts
 from ...base.dtypes import DTYPES
+from ...base.errors import InvalidInput
 from ...ops import update
 from ...ops.backends._structs import BYTES
 from ...ops.backends._update import arguments
@@ -28,14 +29,22 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
 ) -> tuple[int, CountedRun]:
     if not params:
         return 0, CountedRun()
     counted_step = (
         STEP_COUNTER if noise is not None and noise.step_counter is not None else CountedRun()
     )
-    given = arguments(params, sums, rule, state, gradient_scale, noise)
-    params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
+    if maps is not None:
+        raise InvalidInput(
+            "maps",
+            expected="None in a step whose operations are executed and counted",
+            got="maps to other coordinates",
+            remedy="Take the closed form, which counts their products.",
+        )
+    given = arguments(params, sums, rule, state, gradient_scale, noise, None)
+    params, sums, buffers, positions, scales, numbers, noise, _, gradient_scale = given
     bad, tally = tallied(
         kernels().update_tensors(
             params[0].dtype is torch.float64,
