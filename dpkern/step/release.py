@@ -35,15 +35,15 @@ IMPORTANCE_STREAM = 1
 
 def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     """Return gradients or sums ``[..., *parameter]`` in noised coordinates, in the sums' dtype."""
-    with phase(MAP):
-        return [signal(value, block) for value, block in zip(values, plan.blocks, strict=True)]
+    return [signal(value, block) for value, block in zip(values, plan.blocks, strict=True)]
 
 
 def signal(value: torch.Tensor, block: Block) -> torch.Tensor:
     """Return one block's gradients or sum in noised coordinates, in the sum's dtype."""
     if block.release is None or block.release.is_identity:
         return value
-    return block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
+    with phase(MAP):
+        return block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
 
 
 def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None) -> clip.ClipResult:

@@ -37,7 +37,7 @@ from .checks import (
 from .noise import noise_of
 from .noise_binding import NoiseBinding
 from .noise_tables.source import NoiseSource
-from .release_checks import check_importance, check_ready, check_samples
+from .release_checks import check_importance, check_norms, check_ready, check_samples
 from .report import step_report
 from .state import load, state_of
 from .watcher import WATCHED, Watcher
@@ -239,7 +239,9 @@ class DPStep:
         """The clipped sums of the unfinished step, without noise; None if nothing was added."""
         return self._sums
 
-    def adopt(self, sums: summing.Sums, *, samples: int, nonfinite: int) -> None:
+    def adopt(
+        self, sums: summing.Sums, *, samples: int, nonfinite: int, clipped_as: object = None
+    ) -> None:
         """Take over the sums of a program, whose bound, shapes and dtype it has checked.
 
         Args:
@@ -247,10 +249,14 @@ class DPStep:
                 int32, which holds any sum of so many samples.
             samples: how many samples the batch has.
             nonfinite: how many of them were dropped.
+            clipped_as: the release maps in front of which float sums were clipped.
 
         Raises:
-            PrivacyError: a noise source that can make no draws.
+            PrivacyError: a noise source that can make no draws, or sums that were clipped by
+                other norms than the plan's.
         """
+        if self.plan.arithmetic == "float":
+            check_norms(clipped_as, self.plan)
         self._supply.prepare(self)
         self._sums, self._unmapped = sums, self.plan.mapped
         self._added += samples

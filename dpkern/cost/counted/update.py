@@ -9,7 +9,6 @@ from torch.autograd.graph import increment_version
 
 from ...base.counts import Counts
 from ...base.dtypes import DTYPES
-from ...base.errors import InvalidInput
 from ...ops import update
 from ...ops.backends._structs import BYTES
 from ...ops.backends._update import arguments
@@ -36,15 +35,8 @@ def _step(
     counted_step = (
         STEP_COUNTER if noise is not None and noise.step_counter is not None else CountedRun()
     )
-    if maps is not None:
-        raise InvalidInput(
-            "maps",
-            expected="None in a step whose operations are executed and counted",
-            got="maps to other coordinates",
-            remedy="Take the closed form, which counts their products.",
-        )
-    given = arguments(params, sums, rule, state, gradient_scale, noise, None)
-    params, sums, buffers, positions, scales, numbers, noise, _, gradient_scale = given
+    given = arguments(params, sums, rule, state, gradient_scale, noise, maps)
+    params, sums, buffers, positions, scales, numbers, noise, maps, gradient_scale = given
     bad, tally = tallied(
         kernels().update_tensors(
             params[0].dtype is torch.float64,
@@ -56,6 +48,7 @@ def _step(
             scales,
             BYTES["Rule"](numbers),
             b"" if noise is None else BYTES["UpdateNoise"](noise),
+            BYTES["PairMap"](maps),
             gradient_scale,
             sizes(params),
         )

@@ -65,7 +65,8 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
             joined.whole.add_(memory.whole)
         joined.samples += samples
         memory = joined
-    step.adopt(memory.tensors, samples=samples, nonfinite=lost)
+    seen = None if exact else flat.releases.seen
+    step.adopt(memory.tensors, samples=samples, nonfinite=lost, clipped_as=seen)
 
 
 def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:

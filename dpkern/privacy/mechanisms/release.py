@@ -327,8 +327,9 @@ class WhitenedCrop(Taps):
     def _pair_map(self) -> PairMap | None:
         if self.signal is None or self.post is None:
             return None
-        signal = torch.tensor(self.signal) * self.gain
-        return PairMap(signal=signal.contiguous(), back=torch.tensor(self.post).contiguous())
+        # By numpy: a constant of the plan is no work of the step that first needs it.
+        signal, back = (np.array(m, order="C") for m in (self.signal * self.gain, self.post))
+        return PairMap(signal=torch.from_numpy(signal), back=torch.from_numpy(back))
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         return parameter if self.signal is None else (*self._lead(parameter), self.rank)
