@@ -31,6 +31,13 @@ class PairMap:
         check.tensor(shape=(None, None), contiguous=True, signal=self.signal, **kind)
         turned = self.signal.shape[::-1]
         check.tensor(shape=tuple(turned), contiguous=True, back=self.back, **kind)
+        if not self.signal.numel():
+            raise InvalidInput(
+                "signal",
+                expected="a coordinate and a tap at least",
+                got=f"shape {list(self.signal.shape)}",
+                remedy="Leave a parameter that is released as it is without a map.",
+            )
 
     @property
     def rank(self) -> int:
@@ -91,7 +98,7 @@ def check_maps(
     for i, (each, param) in enumerate(zip(maps.each, params, strict=True)):
         if each is None:
             continue
-        if not each.taps or param.numel() % each.taps:
+        if param.numel() % each.taps:
             raise InvalidInput(
                 f"maps[{i}]",
                 expected=f"taps that divide a parameter of {param.numel()} entries",

@@ -177,6 +177,8 @@ def test_what_does_not_fit_is_refused() -> None:
     problem.sums = [total.to(torch.int32) for total in problem.sums]
     with pytest.raises(InvalidInput, match="float sums and noise"):
         problem.run(RULES[0], "cpu")
+    with pytest.raises(InvalidInput, match="a coordinate and a tap at least"):
+        update.PairMap(signal=torch.zeros(0, 9).double(), back=torch.zeros(9, 0).double())
     with pytest.raises(InvalidInput, match="back"):
         update.PairMap(signal=torch.zeros(2, 3).double(), back=torch.zeros(2, 3).double())
 

@@ -325,7 +325,7 @@ class WhitenedCrop(Taps):
 
     @cached_property
     def _pair_map(self) -> PairMap | None:
-        if self.signal is None or self.post is None:
+        if self.signal is None or self.post is None or not self.rank:
             return None
         # By numpy: a constant of the plan is no work of the step that first needs it.
         signal, back = (np.array(m, order="C") for m in (self.signal * self.gain, self.post))
