@@ -269,7 +269,7 @@ class DPStep:
             self.plan.maps_in_update
             and self.memory is None
             and self._watcher is None
-            and self.params[0].device.type == "cpu"
+            and self.params[0].is_cpu
             and (self.backend or wanted_backend()) in _MAPPING
         )
 

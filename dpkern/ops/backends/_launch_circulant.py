@@ -5,7 +5,7 @@ Larger blocks, and norms at several positions, take the platform's transforms.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ def circulant_norm(start: Device, x: Tensor, g: Tensor, *, band: Band | None = N
 
 @torch.no_grad()
 def circulant_product(
-    start: Device, x: Tensor, weight: Tensor, *, convention: str = "row"
+    start: Device, x: Tensor, weight: Tensor, *, convention: Literal["row", "column"] = "row"
 ) -> Tensor:
     (batch, ins, block), outs, device = x.shape, len(weight), x.device
     if block > layouts.CIRCULANT_BLOCK:
