@@ -78,14 +78,15 @@ py::tuple add_noise_float(Address x, bool wide, const py::bytes& stream, const p
 py::tuple update_tensors(bool wide, const Addresses& params, const Addresses& sums, int sums_kind,
                          const Addresses& buffers, const Integers& positions,
                          const std::vector<double>& scales, const py::bytes& rule,
-                         const py::bytes& noise, double gradient_scale, const Integers& sizes) {
+                         const py::bytes& noise, const py::bytes& maps, double gradient_scale,
+                         const Integers& sizes) {
   return counted([&] {
     return by_type(wide, [&](auto zero) {
       using T = decltype(zero);
       return counted::update_tensors(cpu::UpdateTensors<T>{
           pointers<T>(params), pointers<const void>(sums), static_cast<cpu::Summed>(sums_kind),
           pointers<T>(buffers), positions, scales, from_bytes<Rule>(rule),
-          from_bytes<UpdateNoise>(noise), gradient_scale, sizes});
+          from_bytes<UpdateNoise>(noise), list_from_bytes<PairMap>(maps), gradient_scale, sizes});
     });
   });
 }

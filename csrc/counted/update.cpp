@@ -1,4 +1,5 @@
 #include <memory>
+#include <vector>
 
 #include "core/counted.h"
 #include "core/optimizer.h"
@@ -46,6 +47,41 @@ void apply_form(const RuleNumbers& numbers, const cpu::UpdateTensors<T>& call, s
   }
 }
 
+// A row of the matrix, whose entries are constants, times numbers.
+Counted<double> times(const double* row, const std::vector<Counted<double>>& numbers) {
+  Total<double> total;
+  for (std::size_t i = 0; i < numbers.size(); ++i) total.add(Counted<double>(row[i]) * numbers[i]);
+  return total.total();
+}
+
+// The gradient of a sum that is noised in the coordinates of its channel pairs.
+template <class T, class IsFinite>
+std::vector<Counted<T>> mapped_gradient(const cpu::UpdateTensors<T>& call, std::size_t item,
+                                        TensorNoise& made, const IsFinite& is_finite) {
+  using C = Counted<T>;
+  const PairMap& map = call.maps[item];
+  const std::int64_t size = call.P[item], pairs = size / map.taps;
+  const Operand<const T> sum(static_cast<const T*>(call.sums[item]), size);
+  const cpu::Lattice<T> lattice(call.scales[item]);
+  const C per_unit(lattice.per_unit), cell(lattice.cell);
+  made.make(static_cast<std::uint64_t>(call.positions[item]), pairs * map.rank);
+  std::vector<C> gradient;
+  std::size_t at = 0;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    std::vector<Counted<double>> taps, coordinates;
+    for (std::int64_t t = 0; t < map.taps; ++t) taps.emplace_back(sum[pair * map.taps + t]);
+    for (std::int64_t r = 0; r < map.rank; ++r, ++at) {
+      const C units = C(times(map.signal + r * map.taps, taps)) * per_unit;
+      const C finite = choose(is_finite(units), units, C{});
+      coordinates.emplace_back(release_float(finite, made.bits[at], made.draws[at]) * cell);
+    }
+    for (std::int64_t t = 0; t < map.taps; ++t) {
+      gradient.emplace_back(times(map.back + t * map.rank, coordinates) * call.gradient_scale);
+    }
+  }
+  return gradient;
+}
+
 }  // namespace
 
 template <class T>
@@ -74,6 +110,12 @@ std::int64_t update_tensors(const cpu::UpdateTensors<T>& call) {
         const C total = sum[i];
         return choose(is_finite(total), total * factor, C{});
       });
+      continue;
+    }
+    if (!call.maps.empty() && call.maps[item].rank > 0) {
+      const std::vector<C> gradient = mapped_gradient<T>(call, item, made, is_finite);
+      apply_form<T>(numbers, call, item,
+                    [&](std::int64_t i) { return gradient[static_cast<std::size_t>(i)]; });
       continue;
     }
     const double scale = call.scales[item];

@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "core/lattice.h"
 #include "core/optimizer.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
 #include "cpu/ops.h"
+#include "cpu/pair_map.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"
 
@@ -82,6 +84,25 @@ T* at(const std::vector<T*>& list, std::size_t i, std::int64_t index) {
   return i < list.size() ? list[i] + index : nullptr;
 }
 
+// The rule on `count` elements of tensor `i` from `index` on.
+template <class T>
+void apply_rule(const UpdateTensors<T>& call, const RuleNumbers& rule, std::size_t i,
+                std::int64_t index, int count, const T* gradient) {
+  T* const param = call.params[i] + index;
+  T* const state1 = at(call.buffers, i, index);
+  T* const state2 = at(call.buffers, call.params.size() + i, index);
+  switch (rule.form) {
+    case RuleForm::kPlain:
+      return apply_rule(plain_sgd<T>(rule), gradient, count, param, state1, state2);
+    case RuleForm::kMomentum:
+      return apply_rule(momentum<T>(rule), gradient, count, param, state1, state2);
+    case RuleForm::kNesterov:
+      return apply_rule(nesterov<T>(rule), gradient, count, param, state1, state2);
+    case RuleForm::kAdam:
+      return apply_rule(adam<T>(rule), gradient, count, param, state1, state2);
+  }
+}
+
 // One tile of tensor `i`: its gradient into a buffer in the first-level cache, then the rule.
 template <class T>
 std::int64_t update_tile(const UpdateTensors<T>& call, const RuleNumbers& rule, std::size_t i,
@@ -107,25 +128,109 @@ std::int64_t update_tile(const UpdateTensors<T>& call, const RuleNumbers& rule, 
                                      noise, Lattice<T>(scale), step, part.count, gradient);
     }
   }
-  T* const param = call.params[i] + part.index;
-  T* const state1 = at(call.buffers, i, part.index);
-  T* const state2 = at(call.buffers, call.params.size() + i, part.index);
-  switch (rule.form) {
-    case RuleForm::kPlain:
-      apply_rule(plain_sgd<T>(rule), gradient, part.count, param, state1, state2);
-      break;
-    case RuleForm::kMomentum:
-      apply_rule(momentum<T>(rule), gradient, part.count, param, state1, state2);
-      break;
-    case RuleForm::kNesterov:
-      apply_rule(nesterov<T>(rule), gradient, part.count, param, state1, state2);
-      break;
-    case RuleForm::kAdam:
-      apply_rule(adam<T>(rule), gradient, part.count, param, state1, state2);
-      break;
-  }
+  apply_rule(call, rule, i, part.index, part.count, gradient);
   return nonfinite;
 }
+
+// coordinates[k] = the released coordinate in its own unit, rounded to the sums' type before and
+// after the noise, as sums that are noised alone.
+template <class T>
+std::int64_t noise_coordinates(const std::uint32_t* bits, const std::int32_t* noise,
+                               const Lattice<T>& lattice, int count, double* coordinates) {
+  std::int64_t nonfinite = 0;
+  versioned([&]() DPK_INLINE {
+    const int n = count;
+    const Lattice<T> grid = lattice;
+    std::int32_t bad = 0;
+    for (int i = 0; i < n; ++i) {
+      const T units = grid.units(static_cast<T>(coordinates[i]));
+      const bool finite = std::isfinite(units);
+      bad += finite ? 0 : 1;
+      const T released = release_float(finite ? units : T{0}, bits[i], noise[i]) * grid.cell;
+      coordinates[i] = static_cast<double>(released);
+    }
+    nonfinite = bad;
+  });
+  return nonfinite;
+}
+
+template <class T>
+void widen(const T* from, std::int64_t count, double* to) {
+  versioned([&]() DPK_INLINE {
+    const std::int64_t n = count;
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(from[i]);
+  });
+}
+
+// to = factor from, scaled in double and rounded once.
+template <class T>
+void narrow(const double* from, double factor, int count, T* to) {
+  versioned([&]() DPK_INLINE {
+    const int n = count;
+    const double scale = factor;
+    for (int i = 0; i < n; ++i) to[i] = static_cast<T>(from[i] * scale);
+  });
+}
+
+// A tensor that is noised in the coordinates of its channel pairs, kTile pairs at a time: their
+// coordinates fill whole noise tiles, so none is drawn twice.
+template <class T>
+class MappedTensor {
+ public:
+  MappedTensor(const UpdateTensors<T>& call, const RuleNumbers& rule, std::size_t i)
+      : call_(call),
+        rule_(rule),
+        i_(i),
+        rank_(call.maps[i].rank),
+        taps_(call.maps[i].taps),
+        pairs_(call.P[i] / taps_),
+        signal_(call.maps[i].signal, rank_, taps_),
+        back_(call.maps[i].back, taps_, rank_) {}
+
+  // Units [begin, end) of kTile pairs.
+  std::int64_t update(std::int64_t begin, std::int64_t end, NoiseTiles& tiles) const {
+    std::vector<double> taps(static_cast<std::size_t>(kTile * taps_ + PairMatrix::kPadded));
+    std::vector<double> coordinates(static_cast<std::size_t>(kTile * rank_ + PairMatrix::kPadded));
+    std::int64_t nonfinite = 0;
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit * kTile,
+                         count = std::min<std::int64_t>(kTile, pairs_ - first);
+      nonfinite += update_unit(first, count, tiles, taps.data(), coordinates.data());
+    }
+    return nonfinite;
+  }
+
+ private:
+  std::int64_t update_unit(std::int64_t first, std::int64_t count, NoiseTiles& tiles, double* taps,
+                           double* coordinates) const {
+    const T* const sum = static_cast<const T*>(call_.sums[i_]) + first * taps_;
+    widen(sum, count * taps_, taps);
+    signal_.multiply(taps, count, coordinates);
+    const double scale = call_.scales[i_];
+    const Lattice<T> lattice(scale);
+    std::int64_t nonfinite = 0;
+    for_tiles(static_cast<std::uint64_t>(call_.positions[i_] + first * rank_), 0, count * rank_,
+              [&](const TilePart& part) {
+                const std::int32_t* const noise = tiles.draws(part);
+                nonfinite += noise_coordinates(tiles.rounding(part), noise, lattice, part.count,
+                                               coordinates + part.index);
+              });
+    back_.multiply(coordinates, count, taps);
+    alignas(64) T gradient[kTile];
+    for (std::int64_t index = 0; index < count * taps_; index += kTile) {
+      const auto size = static_cast<int>(std::min<std::int64_t>(kTile, count * taps_ - index));
+      narrow(taps + index, call_.gradient_scale, size, gradient);
+      apply_rule(call_, rule_, i_, first * taps_ + index, size, gradient);
+    }
+    return nonfinite;
+  }
+
+  const UpdateTensors<T>& call_;
+  const RuleNumbers& rule_;
+  std::size_t i_;
+  std::int64_t rank_, taps_, pairs_;
+  PairMatrix signal_, back_;
+};
 
 std::int64_t tiles_of(std::int64_t size) { return (size + kTile - 1) / kTile; }
 
@@ -151,6 +256,14 @@ std::int64_t update_tensors(const UpdateTensors<T>& call, int threads) {
       const std::int64_t to = std::min(end - before, tiles_of(size));
       before += tiles_of(size);
       if (from >= to) continue;
+      if (!call.maps.empty() && call.maps[i].rank > 0) {
+        // A unit has as many tiles as a pair has taps, and goes to whoever has its first one.
+        const std::int64_t taps = call.maps[i].taps, units = tiles_of(size / taps);
+        const MappedTensor<T> mapped(call, numbers, i);
+        mine +=
+            mapped.update((from + taps - 1) / taps, std::min(units, (to + taps - 1) / taps), drawn);
+        continue;
+      }
       const auto first = noise.on ? static_cast<std::uint64_t>(call.positions[i]) : 0;
       for_tiles(first, from * kTile, std::min(to * kTile, size),
                 [&](const TilePart& part) { mine += update_tile(call, numbers, i, part, drawn); });

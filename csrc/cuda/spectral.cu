@@ -12,21 +12,9 @@
 // exact, so that nothing overflows and what underflows is far below a rounding of their norm.
 // docs/spectral.md proves the bounds. The host lays tables out (_launch_spectral.py).
 
-#include "cuda/rows.cuh"
-
-// Long sums whose terms are unrolled already would take all registers.
-#if defined(__CUDACC__)
-#define DPK_NO_UNROLL _Pragma("unroll 1")
-#else
-#define DPK_NO_UNROLL
-#endif
+#include "cuda/block.cuh"
 
 namespace dpkern::cuda {
-
-__device__ __forceinline__ float fused(float a, float b, float c) { return ::fmaf(a, b, c); }
-__device__ __forceinline__ double fused(double a, double b, double c) { return ::fma(a, b, c); }
-
-__device__ __forceinline__ double larger(double a, double b) { return a > b ? a : b; }
 
 // 2^k for -1022 <= k <= 1023.
 template <class T>
@@ -47,37 +35,6 @@ struct PowerOfTwo {
   __device__ __forceinline__ explicit PowerOfTwo(int k)
       : first(power_of_two<T>(k / 2)), second(power_of_two<T>(k - k / 2)) {}
   __device__ __forceinline__ T operator()(T x) const { return x * first * second; }
-};
-
-// The sum or the largest value over the block, in thread 0 and in a fixed order.
-template <int kThreads>
-struct BlockTotals {
-  static constexpr int kCount = kThreads / kWarp;
-  __device__ __forceinline__ static double sum(double x, double* room) {
-    const int thread = static_cast<int>(threadIdx.x);
-    x = warp_sum(x);
-    if (thread % kWarp == 0) room[thread / kWarp] = x;
-    __syncthreads();
-    double total = 0;
-    DPK_UNROLL
-    for (int i = 0; i < kCount; ++i) total += room[i];
-    __syncthreads();
-    return total;
-  }
-  __device__ __forceinline__ static double most(double x, double* room) {
-    const int thread = static_cast<int>(threadIdx.x);
-    DPK_UNROLL
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    }
-    if (thread % kWarp == 0) room[thread / kWarp] = x;
-    __syncthreads();
-    double total = 0;
-    DPK_UNROLL
-    for (int i = 0; i < kCount; ++i) total = larger(total, room[i]);
-    __syncthreads();
-    return total;
-  }
 };
 
 // sizes[b] = the largest entry and the sum of squares of a sample's used rows and columns; the sum

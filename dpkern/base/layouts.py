@@ -58,6 +58,13 @@ PAIR_THREADS = LayoutSize(128, "of a block whose threads have channel pairs")
 SPECTRAL_PAIRS = LayoutSize(4, "output channels of such a thread")
 SPECTRAL_ROWS = LayoutSize(5, "whitened coordinates that it has at a time")
 SPECTRAL_CHUNK = LayoutSize(16, "bins that are added up by themselves")
+CIRCULANT_BLOCK = LayoutSize(32, "values of the largest block that kernels multiply")
+CIRCULANT_NORM_BLOCK = LayoutSize(512, "values of the largest block that the norm takes")
+CIRCULANT_NORM_THREADS = LayoutSize(128, "of the block of a sample")
+CIRCULANT_TILE = LayoutSize(16, "rows, and columns, of products of a block")
+CIRCULANT_THREADS = LayoutSize(CIRCULANT_TILE**2, "of such a block")
+CIRCULANT_BINS = LayoutSize(8, "frequencies that a thread has at a time")
+CIRCULANT_STEP = LayoutSize(4, "terms that are transformed together")
 SPECTRAL_TOGETHER = LayoutSize(4, "bins of a weighted sum that a thread has at a time")
 
 SIZES = {name: value for name, value in list(globals().items()) if isinstance(value, LayoutSize)}
@@ -271,6 +278,16 @@ UPDATE_NOISE = Struct(
     draws=DRAWS,
 )
 
+PAIR_MAP = Struct(
+    "PairMap",
+    "Coordinates of a channel pair's taps, in which noise is added, and the way back; no matrices: "
+    "the sum is noised as it is.",
+    signal=pointer("const double")("[rank, taps]"),
+    back=pointer("const double")("[taps, rank]"),
+    rank=I64,
+    taps=I64,
+)
+
 # Coefficients of polynomial losses
 COEF_NOISE = Struct(
     "CoefNoise",
@@ -420,6 +437,39 @@ SPECTRAL_TAPS = Struct(
     groups=I64,
     bins=I64,
     taps=I64,
+)
+
+CIRCULANT_NORM = Struct(
+    "CirculantNorm",
+    "Blocks of a circulant layer at one position of each sample.",
+    turns=pointer("const double")("cosines and sines of the circle, [2, block]"),
+    weights=pointer("const double")("of each frequency in the squared norm"),
+    ins=I64,
+    outs=I64,
+    error=F64("what rounding can hide, as a part of the product of the operands' squares"),
+    block=I32,
+    bins=I32("block / 2 + 1"),
+)
+CIRCULANT_PAIRS = Struct(
+    "CirculantPairs",
+    "Sums over terms of products of circulant blocks, for every row of one operand and column of "
+    "the other. Strides count numbers.",
+    turns=pointer("const void")("cosines and sines of the circle, [2, block]"),
+    weights=pointer("const void")("of each frequency on the way back"),
+    rows=I64,
+    columns=I64,
+    terms=I64,
+    positions=I64("terms that share a factor"),
+    a_term=I64,
+    a_place=I64,
+    b_term=I64,
+    b_place=I64,
+    row_stride=I64("of the results"),
+    column_stride=I64,
+    split_stride=I64,
+    block=I32,
+    bins=I32,
+    sign=I32("1: the conjugate of the first operand's transform; -1: itself"),
 )
 
 STRUCTS = tuple(value for value in list(globals().values()) if isinstance(value, Struct))

@@ -99,7 +99,8 @@ def _taken_over(s: CountSetting, plan: Plan) -> Items:
     if plan.arithmetic == "exact":
         return []
     checked = exact(f"{CLIP}: checks", sum((glue.sum_read(n) for n in s.sizes), Counts()))
-    return checked + ([] if plan.maps_late else _signals(plan, 1, s.dtype))
+    later = plan.maps_late or _maps_in_update(s, plan)
+    return checked + ([] if later else _signals(plan, 1, s.dtype))
 
 
 def _accumulators(
@@ -186,7 +187,11 @@ def finishing(s: CountSetting, plan: Plan) -> Items:
         items += exact(f"{NOISE}: number of samples", glue.read_out())
     if plan.importance is not None:
         items += _weighed(s, plan) + _signals(plan, 1, s.dtype)
-    ready = [b for b in plan.blocks if s.learns or s.rule is None or not _fused(b, plan)]
+    maps = _maps_in_update(s, plan)
+    if maps and s.rule is None:
+        items += _signals(plan, 1, s.dtype)
+    fused = [b for b in plan.blocks if plan.direct or b.fused or maps]
+    ready = [b for b in plan.blocks if s.learns or s.rule is None or b not in fused]
     for block in ready:
         items += _gradient(s, plan, block)
     if s.learns:
@@ -214,8 +219,9 @@ def _made_ahead(s: CountSetting, plan: Plan) -> Items:
     return [replace(item, name=f"{NOISE}: {item.name}, ahead") for item in made.items]
 
 
-def _fused(block: Block, plan: Plan) -> bool:
-    return plan.direct or block.fused
+def _maps_in_update(s: CountSetting, plan: Plan) -> bool:
+    """Whether sums are mapped inside the update, as on the CPU; mapped samples cannot be."""
+    return plan.maps_in_update and not s.learns and s.samples in ("sum", "operands")
 
 
 def _ready(block: Block, s: CountSetting) -> torch.dtype:
@@ -313,7 +319,10 @@ def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bo
         )
     names = rule.buffer_names()
     state = update.State(s.number - 1, {name: list(params) for name in names})
-    return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
+    maps = None
+    if noised and _maps_in_update(s, plan):
+        maps = plan.pair_maps.part(block.index for block in blocks)
+    return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn, maps=maps)
 
 
 __all__ = ["SAMPLES", "CountSetting", "adding", "finishing"]

@@ -15,6 +15,7 @@ from ..base.place import check_recording
 from ..base.rng import Stream
 from . import _lattice, _step_counter
 from ._draws import Draws, check_draws
+from ._pair_map import PairMaps, sizes_noised
 from ._rules import Powers, Rule
 from ._scale import check_scale
 from .noise import INTEGERS, check_rounding
@@ -81,9 +82,12 @@ def at_step_counter(
 
 
 def check_noise(
-    noise: UpdateNoise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
+    noise: UpdateNoise,
+    params: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
+    maps: PairMaps | None = None,
 ) -> None:
-    """Check noise for these parameters.
+    """Check noise for these parameters, on the coordinates that ``maps`` lead to.
 
     Raises:
         InvalidInput: anything else.
@@ -112,7 +116,8 @@ def check_noise(
         if type(position) is not int or not 0 <= position <= 2**62:
             check.integer(0, 2**62, **{"noise.positions": position})
     taken = sorted(
-        (first, first + p.numel()) for first, p in zip(noise.positions, params, strict=True)
+        (first, first + size)
+        for first, size in zip(noise.positions, sizes_noised(params, maps), strict=True)
     )
     if any(end > following for (_, end), (following, _) in pairwise(taken)):
         raise PrivacyError(

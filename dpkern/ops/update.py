@@ -17,6 +17,7 @@ from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strid
 from . import _lattice, _project
 from ._count import Count, count
 from ._draws import Draws
+from ._pair_map import PairMap, PairMaps, check_maps
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._step_counter import step_counter
@@ -32,6 +33,7 @@ def _check_step(
     state: State,
     gradient_scale: float,
     noise: Noise | None,
+    maps: PairMaps | None,
 ) -> None:
     if not isinstance(sums, (list, tuple)):
         raise InvalidInput(
@@ -62,8 +64,10 @@ def _check_step(
         if not check.alike(buffers, shapes=shapes, **kind):
             for i, (p, b) in enumerate(zip(params, buffers, strict=True)):
                 check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **kind)
+    if maps is not None:
+        check_maps(maps, params, sums, noised=noise is not None)
     if noise is not None:
-        check_noise(noise, params, sums)
+        check_noise(noise, params, sums, maps)
 
 
 def _check_sums(
@@ -97,11 +101,14 @@ def step(
     state: State,
     gradient_scale: Positive = 1.0,
     noise: Noise | None = None,
+    maps: PairMaps | None = None,
 ) -> Count:
     """Noise the clipped sums and apply the optimizer, reading and writing everything once.
 
     ``y = floor((v + X) / 2^14)``; gradient ``= gradient_scale (scale / 64) y``; then the rule
-    updates ``params`` and ``state`` in place. Noise is made in registers and never stored.
+    updates ``params`` and ``state`` in place. Noise is made in registers and never stored. A sum
+    with a map is noised in other coordinates, in float64 but for the rounding of ``signal sum`` to
+    the sum's dtype: gradient ``= gradient_scale back ((scale / 64) y)``, y from ``signal sum``.
 
     Args:
         params: float32 or float64 tensors of one dtype and device, contiguous.
@@ -111,10 +118,12 @@ def step(
         state: from ``rule.init(params)``; its step count advances.
         gradient_scale: 1 / (public expected batch size).
         noise: the step's noise; None applies the rule to the float sums (not private).
+        maps: the maps of float sums whose noise is added in other coordinates, and takes as many
+            positions as there are coordinates. None maps nothing.
 
     Returns:
-        How many float sums were not finite (each counts as zero): an int, or for parameters on a
-        device a 0-d int64 tensor there, so that nothing waits.
+        How many float sums, or coordinates of them, were not finite (each counts as zero): an int,
+        or for parameters on a device a 0-d int64 tensor there, so that nothing waits.
 
     Raises:
         InvalidInput: lists, shapes, dtypes or numbers that do not fit.
@@ -131,10 +140,14 @@ def step(
     params = [p.detach() for p in params]
     noise, t, powers = at_step_counter(noise, rule, state.steps)
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
+        mapped = None if maps is None else maps.each[i]
         if noise is None:
             finite = torch.isfinite(total)
             bad = bad + count(~finite)
             gradient = torch.where(finite, total, torch.zeros_like(total)) * gradient_scale
+        elif mapped is not None:
+            gradient, unusable = _mapped_gradient(total, mapped, noise, i, gradient_scale)
+            bad = bad + unusable
         else:
             y, unusable = _noisy_sum(total, noise, i)
             bad = bad + unusable
@@ -152,6 +165,17 @@ def _noisy_sum(total: Tensor, noise: Noise, i: int) -> tuple[Tensor, Count]:
         return _lattice.release_integers(total, draws), 0
     bits = noise.rounding_bits(i, total.numel()).view(total.shape).to(total.device)
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
+
+
+def _mapped_gradient(
+    total: Tensor, mapped: PairMap, noise: Noise, i: int, gradient_scale: float
+) -> tuple[Tensor, Count]:
+    """Return the gradient of a sum that is noised in other coordinates, and what is not finite."""
+    signal, back = mapped.signal.to(total.device), mapped.back.to(total.device)
+    taps = total.reshape(-1, mapped.taps).double()
+    y, unusable = _noisy_sum((taps @ signal.T).to(total.dtype), noise, i)
+    noisy = (y * _lattice.cell(noise.scales[i], total.dtype)).double()
+    return ((noisy @ back.T) * gradient_scale).to(total.dtype).view_as(total), unusable
 
 
 def _check_advance(step_counter: Tensor, rule: Rule) -> None:
@@ -220,6 +244,8 @@ __all__ = [
     "Box",
     "Draws",
     "Noise",
+    "PairMap",
+    "PairMaps",
     "Projection",
     "Rule",
     "Simplex",

@@ -214,11 +214,15 @@ class StepTracer:
     def _without_noise(
         self, op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> float | None:
-        """Return the seconds of a fused update of copies without its noise; None for other calls.
+        """Return the seconds of a fused update of copies without its noise.
+
+        None for other calls, and for updates that map sums.
 
         Nothing of it is charged. The first of two calls meets new pages, and is not timed.
         """
         if op.name != "update.step" or kwargs.get("noise") is None or len(args) != 2:
+            return None
+        if kwargs.get("maps") is not None:  # without noise there is nothing to map to
             return None
         self._charge()
         seconds = 0.0

@@ -2,8 +2,9 @@
 
     signal = forward(sum)     noisy = signal + sd z     gradient = scale back(noisy) (+ centre)
 
-Blocks without a map are noised inside the fused update wherever that is possible; here are the
-others, and all blocks of a mechanism that learns from its gradients.
+Blocks without a map, and those whose float sums have a matrix for every channel pair, are noised
+inside the fused update wherever that is possible; here are the others, and all blocks of a
+mechanism that learns from its gradients.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ IMPORTANCE_STREAM = 1
 
 def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     """Return gradients or sums ``[..., *parameter]`` in noised coordinates, in the sums' dtype."""
+    return [signal(value, block) for value, block in zip(values, plan.blocks, strict=True)]
+
+
+def signal(value: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return one block's gradients or sum in noised coordinates, in the sum's dtype."""
+    if block.release is None or block.release.is_identity:
+        return value
     with phase(MAP):
-        return [
-            value
-            if block.release is None or block.release.is_identity
-            else block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
-            for value, block in zip(values, plan.blocks, strict=True)
-        ]
+        return block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
 
 
 def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None) -> clip.ClipResult:
@@ -148,18 +151,19 @@ def step_group(
     sums: Sequence[torch.Tensor],
     ready: Mapping[int, torch.Tensor],
     noise_now: update.Noise | None,
+    maps: update.PairMaps | None,
     *,
     scale: float,
     backend: str | None,
 ) -> None:
-    """Update a group: ``ready`` gradients as they are, other sums with their noise.
+    """Update a group: ``ready`` gradients as they are, other sums with their maps and noise.
 
     It is one step of the rule, whichever way the members take.
     """
     indices, rule, state = group
     finished = [k for k, i in enumerate(indices) if i in ready] if ready else []
     if not finished:
-        _step(indices, held, sums, rule, state, scale, part(noise_now, indices), backend)
+        _step(indices, held, sums, rule, state, scale, part(noise_now, indices), maps, backend)
         return
     before = state.steps
     for places in (finished, [k for k, i in enumerate(indices) if i not in ready]):
@@ -168,9 +172,9 @@ def step_group(
         mine = update.State(before, buffers)
         if places is finished:
             values = {i: ready[i].to(held[i].dtype).contiguous() for i in chosen}
-            _step(chosen, held, values, rule, mine, 1.0, None, backend)
+            _step(chosen, held, values, rule, mine, 1.0, None, None, backend)
         else:
-            _step(chosen, held, sums, rule, mine, scale, part(noise_now, chosen), backend)
+            _step(chosen, held, sums, rule, mine, scale, part(noise_now, chosen), maps, backend)
     state.steps = before + 1
 
 
@@ -182,6 +186,7 @@ def _step(
     state: update.State,
     scale: float,
     drawn: update.Noise | None,
+    maps: update.PairMaps | None,
     backend: str | None,
 ) -> None:
     update.step(
@@ -191,6 +196,7 @@ def _step(
         state=state,
         gradient_scale=scale,
         noise=drawn,
+        maps=None if maps is None else maps.part(indices),
         backend=backend,
     )
 

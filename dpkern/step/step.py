@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..base import validate as check
-from ..base.dispatch import BACKENDS
+from ..base.dispatch import BACKENDS, wanted_backend
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.phase import CLIP, LEARN, NOISE, UPDATE, phase
 from ..base.rng import Key
@@ -37,13 +37,16 @@ from .checks import (
 from .noise import noise_of
 from .noise_binding import NoiseBinding
 from .noise_tables.source import NoiseSource
-from .release_checks import check_importance, check_ready, check_samples
+from .release_checks import check_importance, check_norms, check_ready, check_samples
 from .report import step_report
 from .state import load, state_of
 from .watcher import WATCHED, Watcher
 
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """The parameters that a rule updates, and its state."""
+
+_MAPPING = (None, "cpu", "reference")
+"""Backends whose update takes maps; None selects the compiled one."""
 
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
@@ -132,6 +135,8 @@ class DPStep:
         self._optimizer = optimizer
         self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
         self._sums: tuple[torch.Tensor, ...] | None = None
+        self._unmapped = False
+        """Whether the sums of mapped blocks are still those of gradients."""
         self._raw: list[torch.Tensor] | None = None
         self._importance: list[torch.Tensor] | None = None
         self._added = 0
@@ -234,7 +239,9 @@ class DPStep:
         """The clipped sums of the unfinished step, without noise; None if nothing was added."""
         return self._sums
 
-    def adopt(self, sums: summing.Sums, *, samples: int, nonfinite: int) -> None:
+    def adopt(
+        self, sums: summing.Sums, *, samples: int, nonfinite: int, clipped_as: object = None
+    ) -> None:
         """Take over the sums of a program, whose bound, shapes and dtype it has checked.
 
         Args:
@@ -242,14 +249,29 @@ class DPStep:
                 int32, which holds any sum of so many samples.
             samples: how many samples the batch has.
             nonfinite: how many of them were dropped.
+            clipped_as: the release maps in front of which float sums were clipped.
 
         Raises:
-            PrivacyError: a noise source that can make no draws.
+            PrivacyError: a noise source that can make no draws, or sums that were clipped by
+                other norms than the plan's.
         """
+        if self.plan.arithmetic == "float":
+            check_norms(clipped_as, self.plan)
         self._supply.prepare(self)
-        self._sums = sums
+        self._sums, self._unmapped = sums, self.plan.mapped
         self._added += samples
         self._nonfinite = self._nonfinite + nonfinite
+
+    @property
+    def maps_in_update(self) -> bool:
+        """Whether mapped sums are kept as they are until the update maps and noises them."""
+        return (
+            self.plan.maps_in_update
+            and self.memory is None
+            and self._watcher is None
+            and self.params[0].is_cpu
+            and (self.backend or wanted_backend()) in _MAPPING
+        )
 
     @property
     def obstacle(self) -> str:
@@ -261,7 +283,10 @@ class DPStep:
             (self._supply.source is not None, "a noise source"),
             (self._reduce is not None or self.shards is not None, "several processes"),
             (self.memory is not None, "a mechanism that learns"),
-            (not plan.direct, "a release that is mapped, or without noise"),
+            (
+                not (plan.direct or self.maps_in_update),
+                "a release that is mapped elsewhere, or without noise",
+            ),
             (plan.importance is not None, "a noise that is shaped by importance"),
             (plan.noise_point != "per_batch", "noise for each sample"),
             (self.backend not in (None, "cpu"), "another backend"),
@@ -289,6 +314,7 @@ class DPStep:
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
         self._sums, self._raw, self._importance, self._added = None, None, None, 0
+        self._unmapped = False
 
     @property
     def watched(self) -> bool:
@@ -368,14 +394,22 @@ class DPStep:
 
         ``draws`` must never have been used before; None draws from the step's own key streams.
         """
+        unmapped = self._unmapped
         sums = self._begin(sums)
         offsets = None if self.shards is None else self.shards.offsets
         noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
         left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
-        ready = self._gradients(sums, noise_now, left)
+        maps = None
+        if unmapped and self.maps_in_update and noise_now is not None:
+            maps = self.plan.pair_maps
+            for i in left:
+                sums[i] = releasing.signal(sums[i], self.plan.blocks[i])
+        elif unmapped:
+            sums = releasing.signals(sums, self.plan)
+        ready = self._gradients(sums, noise_now, left, mapped=maps is None)
         numbers: dict[str, Any] = {"scale": self.gradient_scale, "backend": self.backend}
         for group in updates:
-            releasing.step_group(group, held, sums, ready, noise_now, **numbers)
+            releasing.step_group(group, held, sums, ready, noise_now, maps, **numbers)
         if self._optimizer is not None:
             return None
         return [ready[i].to(p.dtype) if i in left else None for i, p in enumerate(self.params)]
@@ -414,9 +448,17 @@ class DPStep:
         return sums
 
     def _gradients(
-        self, sums: Sequence[torch.Tensor], drawn: update.Noise | None, left: set[int]
+        self,
+        sums: Sequence[torch.Tensor],
+        drawn: update.Noise | None,
+        left: set[int],
+        *,
+        mapped: bool,
     ) -> dict[int, torch.Tensor]:
-        """Return the noisy gradients for the caller and those beyond the fused update."""
+        """Return the noisy gradients for the caller and those beyond the fused update.
+
+        ``mapped``: sums are in noised coordinates, which the update does not map by itself.
+        """
         learns, direct = self.memory is not None, self.plan.direct
         if direct and not (learns or left):
             return {}
@@ -440,7 +482,7 @@ class DPStep:
                 ),
             )
             for block in self.plan.blocks
-            if learns or block.index in left or not (direct or block.fused)
+            if learns or block.index in left or (mapped and not (direct or block.fused))
         }
         if self.memory is not None:
             self.memory.to(self.params[0].device)
@@ -538,18 +580,33 @@ class DPStep:
         samples, wide = self._added + more, self._reduce is not None
         return summing.accumulators(self._sums, self.params, self.plan, samples, wide=wide)
 
-    def _join(self, result: clip.ClipResult) -> None:
+    def _join(self, result: clip.ClipResult, *, unmapped: bool = False) -> None:
+        """Add sums to those of the step, both in the coordinates of one of them."""
         if self._sums is None:
             self._sums = summing.adopted(result.sums, self.params, self.plan)
+            self._unmapped = unmapped
             return
+        if unmapped and not self._unmapped:
+            result = replace(result, sums=tuple(releasing.signals(result.sums, self.plan)))
+        elif self._unmapped and not unmapped:
+            self._map_sums()
         sums = self._accumulators(result.batch_size)
         for mine, theirs in zip(sums, result.sums, strict=True):
             mine.add_(theirs)
         self._sums = sums
 
+    def _map_sums(self) -> None:
+        """Map the sums so far to noised coordinates, which others will join."""
+        if self._unmapped and self._sums is not None:
+            self._sums = tuple(releasing.signals(self._sums, self.plan))
+        self._unmapped = False
+
     def _taken_over(self, given: clip.ClipResult) -> clip.ClipResult:
         check_sum(given, self.params, self.plan)
         plan = self.plan
+        if self.maps_in_update:
+            self._join(given, unmapped=True)
+            return given
         if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
             given = replace(given, sums=tuple(releasing.signals(given.sums, plan)))
         self._join(given)
@@ -567,6 +624,7 @@ class DPStep:
             result = summing.clipped(alike, plan, None, self.backend)
             self._join(replace(result, sums=summing.adopted(result.sums, self.params, plan)))
             return result
+        self._map_sums()
         out = self._accumulators(int(per_sample[0].shape[0]))
         result = summing.clipped(per_sample, plan, out, self.backend)
         self._sums = out

@@ -137,8 +137,20 @@ def step(rng: random.Random) -> Call:
     given: dict[str, Any] = {"rule": rule, "state": state, "gradient_scale": 0.25}
     if sum_dtype is not None:
         given["noise"] = _noise(rng, sizes, sum_dtype)
+        if sum_dtype is dtype and rng.random() < 0.5:
+            given["maps"] = update.PairMaps(tuple(_map(rng, n) for n in sizes))
     buffers = [b for group in state.buffers.values() for b in group]
     return Call(update.step, (params, sums), given, outputs=[*params, *buffers])
+
+
+def _map(rng: random.Random, size: int) -> update.PairMap | None:
+    """A map to no more coordinates than there are entries, or None."""
+    taps = rng.choice([n for n in (1, 2, 3, 5) if size % n == 0])
+    rank = rng.randint(1, taps)
+    if rng.random() < 0.3:
+        return None
+    made = [torch.randn(shape, dtype=torch.float64) for shape in ((rank, taps), (taps, rank))]
+    return update.PairMap(signal=made[0], back=made[1])
 
 
 def _noise(rng: random.Random, sizes: Sequence[int], dtype: torch.dtype) -> update.Noise:

@@ -15,6 +15,7 @@ from ...base import dispatch
 from ...base.rng import Purpose, Stream
 from ...ops import update
 from ...ops._noise_cost import noise_words, rounding_words
+from ...ops._pair_map import sizes_noised
 from ...step.step import DPStep
 from ..bits import LAYER
 from ..findings import Check
@@ -94,10 +95,9 @@ def _uses(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[K
         drawn: update.Noise | None = given.get("noise")
         if drawn is None or drawn.draws is not None:
             return
-        for param, first in zip(args[0], drawn.positions, strict=True):
-            yield from _of_sum(
-                drawn.stream, drawn.rounding, first, param.numel(), drawn.step_counter
-            )
+        sizes = sizes_noised(args[0], given.get("maps"))
+        for size, first in zip(sizes, drawn.positions, strict=True):
+            yield from _of_sum(drawn.stream, drawn.rounding, first, size, drawn.step_counter)
     elif name == "noise.add_noise" and given.get("draws") is None:
         count = args[0].numel()
         yield from _of_sum(given["stream"], given.get("rounding"), given.get("position", 0), count)

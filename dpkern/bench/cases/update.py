@@ -29,6 +29,22 @@ def _step(rule: update.Rule, noisy: bool, sums: Any = _sums) -> dict[str, Any]:
     return {"rule": rule, "state": _state, "sums": sums, "noise": update_noise if noisy else None}
 
 
+def _maps(call: Call) -> update.PairMaps:
+    """Map every second parameter, whose last dimension is taps, to fewer coordinates."""
+    return update.PairMaps(
+        tuple(
+            _map(call, p.shape[-1]) if i % 2 == 0 and p.shape and p.shape[-1] else None
+            for i, p in enumerate(call.args["params"])
+        )
+    )
+
+
+def _map(call: Call, taps: int) -> update.PairMap:
+    rank = max(1, taps // 2)
+    signal, back = call.normal((rank, taps)).double(), call.normal((taps, rank)).double()
+    return update.PairMap(signal=signal.contiguous(), back=back.contiguous())
+
+
 def _counter(call: Call) -> torch.Tensor:
     return update.step_counter(call.case.example["rule"], 7, "cpu")
 
@@ -74,6 +90,7 @@ FACTS = {
             _step(update.SGD(lr=0.1), noisy=False),
             _step(update.SGD(lr=0.1, momentum=0.9, weight_decay=1e-3), noisy=True),
             _step(update.AdamW(lr=1e-3), noisy=True, sums=_counts),
+            _step(update.SGD(lr=0.1), noisy=True) | {"maps": _maps},
         ),
         bounds={F32: 1e-6, F64: 1e-14},
         rounded_alike=True,
@@ -85,6 +102,7 @@ FACTS = {
             "typical, without noise": SIZES["typical"] | _step(RULES["sgd"], False),
             **MANY,
             "large, integers": SIZES["large"] | _step(RULES["sgd"], True, _counts),
+            "typical, mapped": {"*P": [(64, 64, 9)]} | _step(RULES["sgd"], True) | {"maps": _maps},
             "large, adam": SIZES["large"] | _step(RULES["adam"], True),
             "large, adam, without noise": SIZES["large"] | _step(RULES["adam"], False),
         },

@@ -28,14 +28,15 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
 ) -> tuple[int, CountedRun]:
     if not params:
         return 0, CountedRun()
     counted_step = (
         STEP_COUNTER if noise is not None and noise.step_counter is not None else CountedRun()
     )
-    given = arguments(params, sums, rule, state, gradient_scale, noise)
-    params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
+    given = arguments(params, sums, rule, state, gradient_scale, noise, maps)
+    params, sums, buffers, positions, scales, numbers, noise, maps, gradient_scale = given
     bad, tally = tallied(
         kernels().update_tensors(
             params[0].dtype is torch.float64,
@@ -47,6 +48,7 @@ def _step(
             scales,
             BYTES["Rule"](numbers),
             b"" if noise is None else BYTES["UpdateNoise"](noise),
+            BYTES["PairMap"](maps),
             gradient_scale,
             sizes(params),
         )

@@ -10,6 +10,7 @@ import torch
 
 from ...base.counts import WALK, Counts, Item, Itemised
 from ...ops import update
+from ...ops._pair_map import sizes_noised
 from ...ops.noise import INTEGERS
 from . import noise as noise_forms
 from ._form import Form
@@ -41,6 +42,7 @@ def step(
     *,
     rule: update.Rule,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
     **_: Any,
 ) -> Itemised:
     """Count ``update.step``."""
@@ -53,14 +55,18 @@ def step(
     floats = kind not in INTEGERS
     gradient, flops, line = n * (Counts(MUL=1) + _CHECKED), n, "gradient"
     if noise is not None:
-        gradient = noise_forms.released(n, kind) + (
-            n * Counts(ADD=1, MUL=1) if floats else n * _CELL
+        sizes = sizes_noised(params, maps)
+        noised = sum(sizes)
+        gradient = noise_forms.released(noised, kind) + (
+            noised * Counts(ADD=1, MUL=1) if floats else noised * _CELL
         )
-        flops, line = noise_forms.release_flops(n, kind) + n, "release"
-        for p, position in zip(params, noise.positions, strict=True):
+        flops, line = noise_forms.release_flops(noised, kind) + noised, "release"
+        for size, position in zip(sizes, noise.positions, strict=True):
             made += noise_forms.drawn(
-                noise.draws, position, p.numel(), noise.distribution, rounded=floats
+                noise.draws, position, size, noise.distribution, rounded=floats
             )
+        if maps is not None:
+            made += _mapped(params, maps, kind)
         if noise.step_counter is not None:
             made += Itemised((replace(moved([(3, torch.int64)], []), name="step counter"),))
     held = kept * n, params[0].dtype
@@ -76,6 +82,22 @@ def step(
             Item(name="rule", counts=n * rule_counts(rule)),
         )
     )
+
+
+def _mapped(params: Tensors, maps: update.PairMaps, kind: torch.dtype) -> Itemised:
+    """Count the products with the matrices of maps, in float64, and changes of format."""
+    counts, flops = Counts(), 0
+    for param, each in zip(params, maps.each, strict=True):
+        if each is None:
+            continue
+        n = param.numel()
+        coordinates = each.coordinates(n)
+        products = coordinates * each.taps + n * each.rank
+        sums = coordinates * (each.taps - 1) + n * (each.rank - 1)
+        formats = 0 if kind is torch.float64 else 2 * (n + coordinates)
+        counts += Counts(MUL=products + n, ADD=sums, CVT=formats)
+        flops += products + n + sums
+    return Itemised((Item(name="maps", counts=counts, note="with scaling", flops=flops),))
 
 
 def advance(*args: Any, **_: Any) -> Itemised:

@@ -54,7 +54,7 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
     finite = exact or flat.calls.is_finite(memory.address, memory.size)
     # Others see these sums and may keep them, so that their memory cannot be used again.
     looked_at = not finite or step.watched or (joined is None and step.sums is not None)
-    if looked_at or step.plan.mapped:
+    if looked_at or (step.plan.mapped and not step.maps_in_update):
         if looked_at:
             flat.sums.give_away()
         with without_torch_function(), torch.no_grad():
@@ -65,7 +65,8 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
             joined.whole.add_(memory.whole)
         joined.samples += samples
         memory = joined
-    step.adopt(memory.tensors, samples=samples, nonfinite=lost)
+    seen = None if exact else flat.releases.seen
+    step.adopt(memory.tensors, samples=samples, nonfinite=lost, clipped_as=seen)
 
 
 def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:

@@ -64,6 +64,7 @@ class PackedGroup:
     counts: list[Tensor]
     scales: list[float] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    maps: bytes = b""
     sums: list[int] = field(default_factory=list)
 
 
@@ -225,12 +226,14 @@ class PackedUpdate:
         return found
 
     def _take_plan(self, plan: Plan) -> None:
-        """Store the scales and positions of the plan's noise."""
+        """Store the scales and positions of the plan's noise, and the maps to its coordinates."""
         assert self._groups is not None
         scales, positions = plan.scales, plan.positions
         for group in self._groups:
             group.scales = [scales[i] for i in group.indices]
             group.positions = [positions[i] for i in group.indices]
+            if plan.maps_in_update:
+                group.maps = direct.BYTES["PairMap"](plan.pair_maps.part(group.indices))
         self._plan = plan
 
     def step(self, step: DPStep) -> bool:
@@ -265,7 +268,7 @@ class PackedUpdate:
             places = (group.positions, group.scales) if noise is not None else ([], [])
             self._kernel(
                 *(group.params, group.sums, self._kind, group.buffers, *places, numbers, drawn),
-                *(step.gradient_scale, group.sizes, threads),
+                *(group.maps, step.gradient_scale, group.sizes, threads),
             )
             increment_version(group.written)
             if group.counts:

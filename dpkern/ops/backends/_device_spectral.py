@@ -124,14 +124,14 @@ def _whitened_norm(grads: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _circulant_norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torch.Tensor:
+def circulant_norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torch.Tensor:
     if not (x.numel() and g.numel()):
         return x.new_zeros(len(x), dtype=torch.float64)
     return circulant.norm_of_spectra(x, g, torch.fft.rfft(x), torch.fft.rfft(g), band)
 
 
 @torch.no_grad()
-def _circulant_sum(
+def circulant_sum(
     x: torch.Tensor,
     g: torch.Tensor,
     factors: torch.Tensor,
@@ -153,9 +153,9 @@ KERNELS: tuple[tuple[str, Any], ...] = (
     ("spectral.bins_sum", _bins_sum),
     ("spectral.filtered", filtered.reference),
     ("spectral.whitened_norm", _whitened_norm),
-    ("spectral.circulant_norm", _circulant_norm),
+    ("spectral.circulant_norm", circulant_norm),
     ("spectral.circulant_product", circulant.circulant_product.reference),
     ("spectral.circulant_gradient", circulant.circulant_gradient.reference),
-    ("spectral.circulant_sum", _circulant_sum),
+    ("spectral.circulant_sum", circulant_sum),
 )
 """``(op, run)``."""

@@ -522,6 +522,38 @@ SPECTRAL_ADD = CudaKernel(
 )
 
 
+CIRCULANT_NORM = CudaKernel(
+    "circulant",
+    "circulant_norm_kernel",
+    layouts.CIRCULANT_NORM_THREADS,
+    {"call": layouts.CIRCULANT_NORM, **_pointers("x", "g", "squares")},
+    lambda *, squares, **_: blocks_of(len(squares)),
+    _all(FLOATS),
+)
+CIRCULANT_PAIRS = CudaKernel(
+    "circulant",
+    "circulant_pairs_kernel",
+    layouts.CIRCULANT_THREADS,
+    {"call": layouts.CIRCULANT_PAIRS, **_pointers("a", "b", "factors", "out")},
+    lambda *, call, **_: (circulant_tiles(call), circulant_splits(call)),
+    _all(FLOATS),
+)
+
+
+def circulant_tiles(call: Any) -> int:
+    """Return blocks of rows and columns of products of circulant blocks."""
+    rows, columns = (blocks_of(int(call[n]), layouts.CIRCULANT_TILE) for n in ("rows", "columns"))
+    return rows * columns
+
+
+def circulant_splits(call: Any) -> int:
+    """Return parts of the terms, so that few rows and columns fill a device; one of a product."""
+    if not int(call["split_stride"]):
+        return 1
+    most = int(call["terms"]) // (8 * layouts.CIRCULANT_STEP)
+    return max(1, min(most, 512 // max(1, circulant_tiles(call))))
+
+
 def spectral_blocks(maps: Any) -> int:
     """Return a block for some kx of a part of a group's maps of a sample."""
     chunks = -(-int(maps["across"]) // int(maps["together"]))

@@ -7,6 +7,7 @@ from functools import partial
 from ...base import dispatch
 from . import (
     _device_products,
+    _launch_circulant,
     _launch_clip,
     _launch_coef,
     _launch_explicit,
@@ -32,6 +33,7 @@ def kernels(on: Device) -> dispatch.Kernels:
             *_launch_symbols.KERNELS,
             *_launch_coef.KERNELS,
             *_launch_spectral.KERNELS,
+            *_launch_circulant.KERNELS,
         )
     ]
     taken = {op for op, _, _ in own}

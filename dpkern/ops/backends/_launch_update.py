@@ -99,7 +99,9 @@ def step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
 ) -> Count:
+    del maps  # refused
     if not params:
         return 0
     device = params[0].device
@@ -136,6 +138,8 @@ def advance(on: Device, step_counter: torch.Tensor, *, rule: update.Rule) -> tor
 
 
 def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:
+    if kwargs.get("maps") is not None:
+        return "noises sums as they are, got maps"
     return on.refusal(*params) or _refuse_draws(sums, kwargs.get("noise"))
 
 

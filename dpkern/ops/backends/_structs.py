@@ -15,6 +15,7 @@ from .. import _cdt
 from .._clip_request import ClipBounds
 from .._coef_noise import CoefNoise
 from .._draws import CdtDraws, Draws, SampleReads
+from .._pair_map import PairMaps
 from .._update_noise import UpdateNoise
 from ..ghost._conv_geometry import Geometry
 
@@ -99,11 +100,25 @@ def _clip_bounds(value: ClipBounds) -> bytes:
     return value.packed
 
 
+def _pair_maps(value: PairMaps) -> bytes:
+    return b"".join(
+        _NO_MAP
+        if each is None
+        else layouts.PAIR_MAP.pack(
+            each.signal.data_ptr(), each.back.data_ptr(), each.rank, each.taps
+        )
+        for each in value.each
+    )
+
+
+_NO_MAP = bytes(layouts.PAIR_MAP.size)
+
 BYTES: dict[str, Callable[[Any], bytes]] = {
     "ClipBound": _clip_bounds,
     "CoefNoise": _coef_noise,
     "Draws": _draws,
     "Geometry": _geometry,
+    "PairMap": _pair_maps,
     "Rule": _rule,
     "Stream": _stream,
     "UpdateNoise": _update_noise,

@@ -11,11 +11,13 @@ from ...base.kernel import Kernel
 from ...base.schema import BoundCall
 from ...base.signature import Float, Position, Positive, Summed, any_number, repeated, written
 from .. import update
+from .._pair_map import PairMap, PairMaps, check_maps
 from .._update_noise import UpdateNoise, check_noise
 from ..noise import INTEGERS
 from ._native import CPU, compiled
 
 RULES = (update.SGD, update.Adam, update.AdamW)
+_NONE = PairMaps()
 Rule = tuple[float, ...]
 """An optimizer's numbers, ``update.Rule.packed``."""
 
@@ -30,6 +32,7 @@ def update_tensors(  # type: ignore[empty-body]
     *,
     rule: Rule,
     noise: UpdateNoise | None,
+    maps: Sequence[PairMap],
     gradient_scale: Positive,
 ) -> int:
     """Noise the sums and apply the rule.
@@ -37,6 +40,7 @@ def update_tensors(  # type: ignore[empty-body]
     Args:
         buffers: those of one name for all parameters, then those of the next.
         positions, scales: of each parameter's noise; none without noise.
+        maps: one for each parameter, or none.
 
     Returns:
         How many sums are not finite; they count as zero.
@@ -50,12 +54,14 @@ def arguments(
     state: update.State,
     gradient_scale: float,
     noise: update.Noise | None,
+    maps: PairMaps | None,
 ) -> tuple[Any, ...]:
     """Return the arguments of ``update_tensors``, from those of ``update.step``."""
     noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     buffers = [buffer for name in rule.buffer_names() for buffer in state.buffers[name]]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
-    return params, sums, buffers, *places, rule.packed(t, powers), noise, gradient_scale
+    numbers = rule.packed(t, powers)
+    return params, sums, buffers, *places, numbers, noise, maps or _NONE, gradient_scale
 
 
 def _step(bound: BoundCall) -> int:
@@ -74,6 +80,7 @@ def prepare(
     state: update.State,
     gradient_scale: float,
     noise: update.Noise | None,
+    maps: PairMaps | None,
 ) -> Any:
     """Return the arguments of ``update_tensors`` that are not those of ``update.step``."""
     names, dtype = rule.buffer_names(), sums[0].dtype
@@ -82,12 +89,14 @@ def prepare(
     alike = tuple(state.buffers) == names and all(len(each) == len(params) for each in lists)
     if not (summed and alike and type(rule) in RULES and type(state) is update.State):
         return NotImplemented
+    if maps is not None:
+        check_maps(maps, params, sums, noised=noise is not None)
     if noise is not None:
-        check_noise(noise, params, sums)
+        check_noise(noise, params, sums, maps)
     noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     buffers = [buffer for each in lists for buffer in each]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
-    return buffers, *places, rule.packed(t, powers), noise, state
+    return buffers, *places, rule.packed(t, powers), noise, maps or _NONE, state
 
 
 def finish(prepared: tuple[Any, ...], bad: int) -> int:

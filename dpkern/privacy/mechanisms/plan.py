@@ -12,6 +12,7 @@ from typing import Any, Self
 from ...base.errors import InvalidInput
 from ...base.laws import SCALE_UNITS
 from ...ops import noise
+from ...ops.update import PairMap, PairMaps
 from ..accounting import events
 from ..accounting.events import EventSpec
 from .notes import Note
@@ -58,6 +59,13 @@ class Block:
     def fused(self) -> bool:
         """Whether the sum can be noised as it is, inside the update."""
         return not self.mapped and self.noise_scale > 0
+
+    @property
+    def pair_map(self) -> PairMap | None:
+        """The map of a float sum that is mapped inside the update. None where it is not."""
+        if not self.mapped or self.release is None or self.noise_scale == 0:
+            return None
+        return self.release.pair_map
 
     @property
     def release_shape(self) -> tuple[int, ...]:
@@ -232,6 +240,18 @@ class Plan:
         if self.distribution is None:
             return not self.mapped
         return all(block.fused for block in self.blocks)
+
+    @cached_property
+    def maps_in_update(self) -> bool:
+        """Whether the update can map and noise every sum; integer sums come mapped already."""
+        if self.distribution is None or self.arithmetic == "exact" or self.maps_late:
+            return False
+        return self.mapped and all(b.fused or b.pair_map is not None for b in self.blocks)
+
+    @cached_property
+    def pair_maps(self) -> PairMaps:
+        """The maps of a plan whose sums are mapped in the update."""
+        return PairMaps(tuple(block.pair_map for block in self.blocks))
 
     @property
     def maps_late(self) -> bool:

@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from ...base.errors import InvalidInput
 from ...base.phase import BACK, NOISE, phase
 from ...base.validate import choice
+from ...ops.update import PairMap
 from .site import Site
 from .work import OpAccount
 
@@ -61,6 +63,11 @@ class ReleaseMap(ABC):
     def is_identity(self) -> bool:
         """Whether both maps are the identity, so that the sum is noised as it is."""
         return False
+
+    @property
+    def pair_map(self) -> PairMap | None:
+        """Both maps as matrices for every channel pair, for noise inside the update; else None."""
+        return None
 
     @property
     def needs_operands(self) -> bool:
@@ -311,6 +318,18 @@ class WhitenedCrop(Taps):
     @property
     def is_identity(self) -> bool:
         return self.signal is None and self.post is None and self.gain == 1
+
+    @property
+    def pair_map(self) -> PairMap | None:
+        return self._pair_map
+
+    @cached_property
+    def _pair_map(self) -> PairMap | None:
+        if self.signal is None or self.post is None or not self.rank:
+            return None
+        # By numpy: a constant of the plan is no work of the step that first needs it.
+        signal, back = (np.array(m, order="C") for m in (self.signal * self.gain, self.post))
+        return PairMap(signal=torch.from_numpy(signal), back=torch.from_numpy(back))
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         return parameter if self.signal is None else (*self._lead(parameter), self.rank)

@@ -187,6 +187,12 @@ def release_in_the_frequency_domain() -> None:
             taps(case, correlation_map(case, x.double(), g.double()))[0], dtype=dtype
         )
         spectral.bins_sum(*bins, torch.ones(3, dtype=dtype), out, **own)
+    blocks, weight = torch.randn(5, 1, 3, 8), torch.randn(2, 3, 8)
+    for kind in (torch.float32, torch.float64):
+        x, w = blocks.to(kind), weight.to(kind)
+        g = spectral.circulant_product(x[:, 0], w, backend="cupy")[:, None]
+        spectral.circulant_norm(x, g, backend="cupy")
+        spectral.circulant_sum(x, g, x.new_ones(5), w, backend="cupy")
 
 
 def release_coordinate_by_coordinate() -> None:

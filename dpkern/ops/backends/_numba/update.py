@@ -178,7 +178,9 @@ def _update_step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
 ) -> int:
+    del maps  # refused
     if not params:
         return 0
     dtype, count = params[0].dtype, len(params)
@@ -217,6 +219,8 @@ def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     given: update.Noise | None = kwargs.get("noise")
     if given is not None and given.draws is not None:
         return "makes its draws in registers, got prefetched draws"
+    if kwargs.get("maps") is not None:
+        return "noises sums as they are, got maps"
     return on_cpu(*params)
 
 

@@ -133,12 +133,15 @@ def _refuse(
     sums: Sequence[torch.Tensor],
     *,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
     **_: Any,
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
     if noise is not None and noise.draws is not None:
         return "makes its draws in registers, got prefetched draws"
+    if maps is not None:
+        return "noises sums as they are, got maps"
     if noise is not None and noise.step_counter is not None:
         return "takes the step as a number, got a step counter in device memory"
     return None
@@ -152,7 +155,9 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
+    maps: update.PairMaps | None = None,
 ) -> Count:
+    del maps  # refused
     if not params:
         return 0
     dtype = params[0].dtype
