@@ -14,7 +14,7 @@ from dpkern.base.errors import InvalidInput, UnsupportedModule
 from dpkern.base.rng import Key, Purpose
 from dpkern.nn import polynomial
 from dpkern.nn.normalise import BoundedResponseNorm
-from dpkern.objective import adlm_loss
+from dpkern.objective import adlm_loss, adlm_stack
 from dpkern.objective.adlm import AdlmSchedule, AdlmTraining, monte_carlo
 from dpkern.objective.adlm_networks import ARCHITECTURES, build, first_layer, setting
 from dpkern.objective.adlm_norm import bounded_response_norm
@@ -362,3 +362,21 @@ def test_runs_stand_on_their_device(kind: type[ILM], mode: str) -> None:
         read += [first.coefficients.linear, first.coefficients.quadratic]
     read += [each for each in (first.targets, first.bias_noise) if each is not None]
     assert {each.device for each in read} == {meta}
+
+
+@pytest.mark.parametrize("architecture", ["digits", "dense"])
+def test_convolutions_take_some_records_at_a_time(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results and gradients are those of all records at once; min-max sees the whole batch."""
+    found = []
+    for cached in (1 << 30, 1):
+        monkeypatch.setattr(adlm_stack, "CACHED", cached)
+        stack = Stack([network.double() for network in networks(architecture, range(2))])
+        stack.offset = torch.ones(2, len(next(iter(stack.parameters.values()))[0])).double()
+        x = DATA.x[:20].flatten(1).double().expand(2, -1, -1)
+        scores = stack.scores(x, training=True)
+        scores.square().sum().backward()
+        found.append((scores, [each.grad for each in stack.parameters.values()]))
+    torch.testing.assert_close(found[0], found[1])
+    assert stack._at_once(x) == (20 if architecture == "dense" else 1)
