@@ -8,7 +8,7 @@ from operator import is_
 from typing import Any
 
 EMPTY: Any = object()
-"""What a place without an object holds."""
+"""The content of a place without an object."""
 
 
 def inside_of(cell: types.CellType) -> Any:

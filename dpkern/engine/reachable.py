@@ -63,8 +63,8 @@ _TABLES = _STANDARD - _OWN
 
 
 @dataclass
-class Found:
-    """What a walk has found.
+class Reached:
+    """All that a walk has found.
 
     Attributes:
         values: scalars and tensors by path, as they are held.
@@ -119,7 +119,7 @@ class Walk:
         earlier: Mapping[int, HeldTensor],
         trusted: Collection[int],
     ) -> None:
-        self.found = Found()
+        self.found = Reached()
         self._room = keep
         self._parameters = parameters
         self._owned = _OWN if parameters else _OWN - {"_parameters"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .parameter import without_torch_function
 from .places import holds, refill
-from .reachable import Found, Walk, place_in
+from .reachable import Reached, Walk, place_in
 from .table_entries import same_entries
 
 KEEP_BYTES = 128 << 20
@@ -53,7 +53,7 @@ class Snapshot:
                 vars(self).update(vars(earlier))
                 return
             known = {} if earlier is None else earlier._found.held
-            self._found: Found = Walk(
+            self._found: Reached = Walk(
                 module, keep=keep, parameters=parameters, earlier=known, trusted=trusted
             ).found
         self.values = self._found.values

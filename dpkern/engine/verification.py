@@ -13,7 +13,7 @@ from .uses import CapturedOp
 
 
 class Verification:
-    """What probes have seen of a capture's uses.
+    """The uses of a capture that probes have seen.
 
     Attributes:
         probe: the probe that runs now.

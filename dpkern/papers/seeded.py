@@ -196,7 +196,7 @@ class Control:
 
     @property
     def said(self) -> str:
-        """What it reached, beside what is printed and what it must reach."""
+        """The accuracy that it reached, beside the printed one and the one that it must reach."""
         text = f"{self.name} without privacy: {self.ours:.1f} %".strip()
         if isinstance(self.printed, float):
             text += f" (printed {self.printed:g})"

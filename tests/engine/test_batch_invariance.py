@@ -129,14 +129,16 @@ class Made:
             self.results.append(given["sum"])
             add(**given)
 
-        def keep_replayed(sums: tuple[Tensor, ...], *, samples: int, nonfinite: int) -> None:
+        def keep_replayed(
+            sums: tuple[Tensor, ...], *, samples: int, nonfinite: int, clipped_as: object = None
+        ) -> None:
             flat = self.engine.capture.program.flat
             assert flat is not None
             last = self.results[-1]  # a recorded one, of the same plan
             norms = flat.norms(self.engine.step.plan, samples)
             found = {"norms": norms, "batch_size": samples, "nonfinite": nonfinite}
             self.results.append(replace(last, sums=sums, **found))
-            adopt(sums, samples=samples, nonfinite=nonfinite)
+            adopt(sums, samples=samples, nonfinite=nonfinite, clipped_as=clipped_as)
 
         self.engine.step.add = keep  # type: ignore[method-assign]
         self.engine.step.adopt = keep_replayed  # type: ignore[method-assign]

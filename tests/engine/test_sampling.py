@@ -155,12 +155,6 @@ def test_mask_comes_from_the_sampling_keystream() -> None:
         assert batch.tolist() == [i for i in range(n) if numbers[i] < (1 << 64) // 4]
 
 
-def test_numbers_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = poisson(0.5, n=1001)._numbers(3)
-    monkeypatch.setattr(sampling, "_BLOCKS_AT_ONCE", 7)
-    assert torch.equal(poisson(0.5, n=1001)._numbers(3), whole)
-
-
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_no_word_is_used_twice(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int, int, int]] = []
