@@ -118,6 +118,11 @@ def judged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def is_wrong(row: dict[str, Any]) -> bool:
+    """Whether the new revision's results are not the reference's."""
+    return "wrong" in row.get("failed", {}).get(NEW, {})
+
+
 def _allows(ratio: float, verdict: str) -> bool:
     """Whether the ratio of one pair can stand beside the verdict on all.
 

@@ -322,6 +322,7 @@ def largest_cache(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    """Return the sizes of a case that its arguments have."""
-    names = {*case.op.schema.signature.sizes, *case.sizes}
-    return {name: case.sizes[name] for name in sorted(names) if name in case.sizes}
+    """Return the sizes of a case: those that its arguments have, and the range of their ids."""
+    hidden = {name: case.example[name] for name in ("V",) if name in case.example}
+    found = {**hidden, **case.sizes}
+    return {name: found[name] for name in sorted(found)}

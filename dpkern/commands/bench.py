@@ -250,7 +250,7 @@ def compare(
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Compare two revisions case by case; the exit code is 1 if anything has become slower.
+    """Compare two revisions case by case; exit code 1 if anything became slower, or is wrong.
 
     Builds what is not built yet (build/bench), then runs today's cases in both, in turns.
     """
@@ -270,7 +270,7 @@ def compare(
         print(dumps({**content, "kind": "compare", "revisions": sides}), flush=True)
     else:
         print("\n".join(compare_revisions.lines(rows)), flush=True)
-    if any(row["verdict"] == SLOWER for row in rows):
+    if any(row["verdict"] == SLOWER or compare_revisions.is_wrong(row) for row in rows):
         raise typer.Exit(CHECK_FAILED)
 
 
@@ -348,7 +348,7 @@ def show_history(
         later = {file: commits_since(file) for file in files}
         for file, lines in later.items():
             if len(files) == 1:
-                print("\n".join(lines), flush=True)
+                print("\n".join(lines or ["No commit changed kernels since."]), flush=True)
             else:
                 print(f"{file}: {len(lines)} commits changed kernels since.", flush=True)
         if any(later.values()):

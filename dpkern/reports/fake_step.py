@@ -7,6 +7,7 @@ twice: as torch does it, and without weight gradients, as a private step needs i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,29 @@ from .traffic import bytes_of
 FORWARD, BACKWARD = "forward", "backward"
 _FREE = ("device", "_unsafe_view", "size", "stride")
 """Operations that move nothing, whatever their schema says."""
+_MOVES = frozenset(
+    {
+        *("arange", "as_strided_scatter", "cat", "clone", "copy", "cumsum", "constant_pad_nd"),
+        *("diagonal_scatter", "embedding", "embedding_dense", "empty", "eye", "fill", "flip"),
+        *("full", "full_like", "fused_rms_norm", "gather", "glu", "grid_sampler_2d", "index"),
+        *("index_add", "index_copy", "index_put", "index_select", "lift_fresh", "lift_fresh_copy"),
+        *("local_scalar_dense", "masked_fill", "masked_scatter", "native_batch_norm"),
+        *("native_batch_norm_legit", "native_dropout", "native_group_norm", "native_layer_norm"),
+        *("new_empty", "new_full", "new_ones", "new_zeros", "nll_loss", "nll_loss_forward"),
+        *("nll_loss2d", "nll_loss2d_forward", "normal", "ones", "ones_like", "pixel_shuffle"),
+        *("pixel_unshuffle", "rand", "randn", "repeat", "roll", "scalar_tensor", "scatter"),
+        *("scatter_add", "select", "select_scatter", "slice_scatter", "softmax", "log_softmax"),
+        *("split_with_sizes_copy", "stack", "std", "to_copy", "tril", "triu", "uniform", "var"),
+        *("var_mean", "zero", "zeros", "zeros_like", "bernoulli", "empty_like", "unfold"),
+        *("transpose", "unsafe_split", "unsafe_split_with_sizes", "resize", "set", "squeeze"),
+    }
+)
+"""Operations that take no longer than their operands travel, without underscores and gradients."""
+_MOVING = ("pool", "pad", "upsample", "interpolate")
+"""Parts of names of such operations."""
+_COSTLY = ("special_", "igamma", "lgamma", "digamma", "polygamma", "erfinv", "mvlgamma")
+"""First parts of names of functions of one entry that take longer."""
+_RECURRENT = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
 _SEEN = ("t", "view", "transpose", "detach", "expand", "permute", "unsqueeze", "alias", "slice")
 
 
@@ -38,6 +62,7 @@ class TorchCall:
         bytes: operands and results, each once.
         flops: operations of a product or convolution, by torch's own formula.
         dtype: format of the result.
+        priced: whether its bytes and products say how long it takes.
     """
 
     name: str
@@ -45,6 +70,7 @@ class TorchCall:
     bytes: int
     flops: int
     dtype: torch.dtype
+    priced: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,15 +201,25 @@ def _traced(
 
 @contextmanager
 def _outputs_need_gradients(model: nn.Module, trained: set[int]) -> Iterator[None]:
-    """Let the outputs of the first trained layers need gradients, as their norms need them."""
+    """Let outputs of the first trained layers need gradients, as their norms need them."""
 
     def need(module: nn.Module, args: Any, out: Any) -> None:
         del module, args
         if isinstance(out, Tensor) and out.is_floating_point() and not out.requires_grad:
             out.requires_grad_()
 
+    def need_input(module: nn.Module, args: Any) -> Any:
+        """Let the gradient go back through time, as the weights of a first layer need it."""
+        del module
+        x, *rest = args
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.requires_grad:
+            return None
+        return (x.detach().requires_grad_(), *rest)
+
     mine = [m for m in model.modules() if any(id(p) in trained for p in m.parameters(False))]
     hooks = [module.register_forward_hook(need) for module in mine]
+    looped = (module for module in mine if isinstance(module, nn.RNNBase))
+    hooks += [module.register_forward_pre_hook(need_input) for module in looped]
     try:
         yield
     finally:
@@ -217,10 +253,16 @@ class _ShapeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase == FORWARD and isinstance(first, Tensor):
             self._note_uses(name, args, first)
         if moved and name not in _FREE:
-            flops = _flops(func, name, args, named, out)
-            dtype = first.dtype if isinstance(first, Tensor) else torch.float32
+            flops = _flops(func, name, args, named, out, weights=bool(self._names))
             self.calls.append(
-                TorchCall(name=name, phase=self.phase, bytes=moved, flops=flops, dtype=dtype)
+                TorchCall(
+                    name=name,
+                    phase=self.phase,
+                    bytes=moved,
+                    flops=flops,
+                    dtype=first.dtype if isinstance(first, Tensor) else torch.float32,
+                    priced=flops > 0 or _is_moving(func, name),
+                )
             )
         return out
 
@@ -256,6 +298,10 @@ def _kind(
         if place == 2 or args[6]:
             return ("bias" if place == 2 else "other"), y, {}
         return "conv", tuple(args[0].shape), given
+    if name == _RECURRENT[0]:
+        if place > 2:
+            return "bias", y, {}
+        return "linear", (*args[0].shape[:-1], args[place].shape[1]), {}
     if name == "embedding":
         return "embedding", tuple(args[1].shape), {}
     if name == "native_layer_norm":
@@ -270,7 +316,29 @@ def _is(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> int:
+def _is_moving(func: Any, name: str) -> bool:
+    """Whether an operation takes about as long as its operands travel."""
+    stem = name.strip("_").removesuffix("_data").removesuffix("_backward")
+    if stem.startswith(_COSTLY):
+        return False
+    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
+        return True
+    known = stem in _MOVES or any(part in stem for part in _MOVING)
+    return known or (name.endswith("_backward") and _is_pointwise(stem))
+
+
+def _is_pointwise(stem: str) -> bool:
+    """Whether the operation that a gradient belongs to works entry by entry."""
+    packet = getattr(torch.ops.aten, stem, None)
+    named = () if packet is None else packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, one).tags for one in named)
+
+
+def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any, *, weights: bool) -> int:
+    if name in _RECURRENT:  # every row of the input takes both products, and twice as many back
+        x, by_input, by_state = args[:3]
+        products = 2 * math.prod(x.shape[:-1]) * (by_input.numel() + by_state.numel())
+        return int(products * (1 + weights if name.endswith("backward") else 1))
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=out))

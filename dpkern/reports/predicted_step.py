@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from ..cost.phases import NOISE, UPDATE
 from ..ops import update
 from ..privacy.mechanisms import Mechanism
 from .fake_step import FakeStep, TorchCall
-from .private_calls import PrivateCalls, private_calls
+from .private_calls import private_calls
 
 BETWEEN = MAPS
 PARTS = ("forward", "backward", "norms", "factors", "sums", BETWEEN, NOISE, UPDATE)
@@ -105,7 +105,8 @@ def ordinary(step: FakeStep, place: CoresAtWork, *, rule: update.Rule) -> Predic
     moved = replace(moved, traffic=seconds, seconds=seconds + moved.launch)
     calls.append(PredictedCall(name="optimizer", part=UPDATE, time=moved, host=_host(place, 1, "")))
     memory = _held(step, rule) | {"gradients": size * n, "activations": step.saved}
-    return PredictedStep(calls=calls, memory=memory, missing=[], overlapped=_is_gpu(place))
+    missing = _without_price(step.calls)
+    return PredictedStep(calls=calls, memory=memory, missing=missing, overlapped=_is_gpu(place))
 
 
 def private(
@@ -138,7 +139,7 @@ def private(
     return PredictedStep(
         calls=calls + ended,
         memory=memory,
-        missing=_missing(made, missing),
+        missing=[*made.missing, *missing, *_without_price(step.without_weights)],
         overlapped=_is_gpu(place),
     )
 
@@ -245,8 +246,10 @@ def _operands(step: FakeStep) -> int:
     return entries * step.dtype.itemsize
 
 
-def _missing(made: PrivateCalls, more: list[str]) -> list[str]:
-    return [*made.missing, *more]
+def _without_price(calls: Sequence[TorchCall]) -> list[str]:
+    """Return the operations that are charged for their bytes alone, and do more with them."""
+    names = sorted({call.name for call in calls if not call.priced})
+    return [f"what torch computes in {', '.join(names)}"] if names else []
 
 
 def _is_gpu(place: CoresAtWork) -> bool:

@@ -17,7 +17,14 @@ from dpkern.bench import suite
 from dpkern.bench.case import SIZES, timed_cases
 from dpkern.bench.cases import FACTS
 from dpkern.bench.formulations import FORMULATIONS, WITHOUT, formulations_of
-from dpkern.bench.measure import BenchSettings, checked_formulations, measure, screened, verify
+from dpkern.bench.measure import (
+    BenchSettings,
+    checked_formulations,
+    identity,
+    measure,
+    screened,
+    verify,
+)
 from dpkern.bench.outcome import changed, tensors_in
 from dpkern.bench.paired import StopRule
 
@@ -102,6 +109,56 @@ def test_a_norm_that_is_a_millionth_too_small_gets_no_number(name: str) -> None:
     with dispatch.replaced(PAIRED, [(name, kernel, None)]):
         row = measure(_tiny(name), PAIRED, ONE_LOOK)
     assert "below the true value" in row["wrong"]
+
+
+@pytest.mark.parametrize("name", ["ghost.conv_sum_error", "ghost.tied_sum_error", "update.project"])
+def test_an_error_beside_small_numbers_gets_no_number(name: str) -> None:
+    """Errors are compared with the largest number of a result, however small that is."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        result = OPS[name].reference(*args, **kwargs)
+        given = OPS[name].schema.call.bind(*args, **kwargs).arguments
+        places = {"result": result, **{n: given.get(n) for n in changed(_tiny(name))}}
+        for _, tensor in tensors_in(places, ""):
+            flat = tensor.detach().view(-1)
+            flat[flat.abs().argmax()] *= 1 + 1e-3
+        return result
+
+    with dispatch.replaced(PAIRED, [(name, kernel, None)]):
+        row = measure(_tiny(name), PAIRED, ONE_LOOK)
+    assert "differs by" in row["wrong"]
+
+
+def test_ids_are_of_all_rows_of_a_table_that_no_operand_shows() -> None:
+    (case,) = timed_cases(OPS["ghost.embedding_norm"], FACTS["ghost.embedding_norm"], ("large",))
+    ids = case.arguments()["ids"]
+    assert len(ids.unique()) > 10_000
+    assert identity(case, "cpu", ONE_LOOK)["sizes"]["V"] == 30_000
+
+
+def test_optimizers_of_torch_go_on_from_the_state_of_the_op() -> None:
+    op, facts = OPS["update.step"], FACTS["update.step"]
+    (case,) = (c for c in timed_cases(op, facts) if c.name == "large, adam, without noise")
+    with torch.no_grad():
+        found, left = checked_formulations(case, "reference", compiled=False)
+    assert not left
+    assert "fused optimizer" in found
+
+
+@pytest.mark.parametrize("name", ["ghost.linear_integer_sum", "recurrent.lstm_backward"])
+def test_parts_that_are_compiled_do_the_work_of_their_op(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda part, **_: parts.append(part) or part)
+    (formulation,) = (one for one in FORMULATIONS[name] if one.in_parts is not None)
+    cases = timed_cases(OPS[name], FACTS[name], ("tiny", "typical"))
+    (*_, case) = (case for case in cases if formulation.fits(case.arguments()))
+    with torch.no_grad():
+        found, left = checked_formulations(case, "reference", compiled=None)
+    assert not left
+    assert f"{formulation.name}, compiled" in found
+    assert parts
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

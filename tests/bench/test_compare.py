@@ -63,6 +63,14 @@ def test_a_disturbed_pair_is_left_out_if_most_were_not() -> None:
     assert len(found["pairs"]) == 2
 
 
+def test_a_new_revision_that_is_wrong_fails() -> None:
+    wrong, refused = ({why: "it"} for why in ("wrong", "refused"))
+    assert compare.is_wrong(compare.judged([{"failed": {"new": wrong}}]))
+    assert not compare.is_wrong(compare.judged([{"failed": {"new": refused}}]))
+    assert not compare.is_wrong(compare.judged([{"failed": {"old": wrong}}]))
+    assert not compare.is_wrong(compare.judged([_part(1.2)]))
+
+
 def test_a_side_without_the_case_is_named() -> None:
     row = {"op": "a.b", "case": "tiny", "backend": "cpu"}
     found = row | compare.judged([{"failed": {"old": {"wrong": "KeyError: 'a.b'"}}}])

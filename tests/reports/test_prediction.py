@@ -35,6 +35,7 @@ from dpkern.reports.private_calls import private_calls
 
 ZEN4 = processors.load("zen4")
 SGD = update.SGD(lr=0.1)
+LINEAR = "ghost.linear_gradient"
 
 
 class Branching(nn.Module):
@@ -302,6 +303,61 @@ def test_an_operation_without_a_price_makes_a_lower_bound(tmp_path: Path) -> Non
     assert any(note.startswith("A lower bound") and "CVT" in note for note in report.notes)
     whole = prediction.report("mlp-512", processor="zen4", batches=[32], threads=1)
     assert whole.facts["steps"][0]["lower_bound"] is False
+
+
+class Recurrent(nn.Module):
+    """An LSTM and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(16, 24, batch_first=True)
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x)[0][:, -1])
+        return out
+
+
+class Singular(nn.Module):
+    """A layer whose singular values are read, which no count of bytes says the time of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.linalg.svdvals(self.layer(x).view(-1, 4, 4))
+        return torch.special.erfcx(out)
+
+
+def recurrent() -> tuple[nn.Module, Tensor]:
+    return Recurrent(), torch.zeros(1, 10, 16)
+
+
+def singular() -> tuple[nn.Module, Tensor]:
+    return Singular(), torch.zeros(1, 16)
+
+
+def test_products_of_recurrent_layers_are_counted() -> None:
+    step = trace(lambda: (Recurrent(), lambda batch: torch.zeros(batch, 10, 16)), 8)
+    rows, weights = 8 * 10, 4 * 24 * (16 + 24)
+
+    def products(calls: Any) -> list[int]:
+        return [call.flops for call in calls if "rnn_layer" in call.name]
+
+    assert products(step.calls) == [2 * rows * weights, 4 * rows * weights]
+    assert products(step.without_weights) == [2 * rows * weights, 2 * rows * weights]
+    made = private_calls(step, device="cpu")
+    of_state = [c for c in made.calls if c.parameter == "layer.weight_hh_l0"]
+    assert {c.op for c in of_state} <= {"ghost.linear_norm", "ghost.linear_sum", LINEAR}
+    report = prediction.report(f"{__name__}:recurrent", processor="zen4", batches=[8], threads=1)
+    assert report.facts["steps"][0]["lower_bound"] is False
+
+
+def test_what_torch_computes_beyond_its_bytes_makes_a_lower_bound() -> None:
+    report = prediction.report(f"{__name__}:singular", processor="zen4", batches=[8], threads=1)
+    assert report.facts["steps"][0]["lower_bound"] is True
+    assert any("_linalg_svd, special_erfcx" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(

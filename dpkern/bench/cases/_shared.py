@@ -63,7 +63,9 @@ def of_grid(images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ids(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
-    return call.integers(call.sizes.get("V", 5), shape)
+    """Draw ids of a table; where no operand shows its rows, the example says how many there are."""
+    rows = call.sizes.get("V", call.case.example.get("V", 5))
+    return call.integers(rows, shape)
 
 
 EMBEDDING = Facts(

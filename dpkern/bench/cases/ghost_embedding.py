@@ -43,5 +43,5 @@ FACTS = {
         timed={name: _rows(sizes) for name, sizes in TIED.items()},
         usual={"padding_idx": None},
     ),
-    "ghost.tied_sum_error": replace(TABLE, rounded_alike=True, timed=TIED),
+    "ghost.tied_sum_error": replace(TABLE, rounded_alike=True, timed=TIED, from_above=ABOVE),
 }

@@ -100,7 +100,7 @@ FACTS = {
             "large": {"B": 1024, "q": 64, "p": 64, "d": 64},
         },
     ),
-    "spectral.circulant_sum": replace(CIRCULANT, from_above=frozenset()),
+    "spectral.circulant_sum": replace(CIRCULANT, from_above=frozenset(), bounds=Facts().bounds),
     "spectral.conv_bins": Facts(
         examples=SPECTRAL, positive=CHANNELS, from_above=frozenset({"result[2]"}), timed=ON_GRIDS
     ),

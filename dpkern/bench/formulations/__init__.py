@@ -12,6 +12,7 @@ from . import (
     coef,
     ghost,
     ghost_affine,
+    ghost_conv,
     ghost_errors,
     ghost_rows,
     ghost_tied,
@@ -19,6 +20,7 @@ from . import (
     recurrent,
     spectral,
     spectral_bins,
+    spectral_matrix,
     update,
 )
 from ._formulation import Formulation, with_compiled
@@ -28,6 +30,7 @@ FORMULATIONS: dict[str, tuple[Formulation, ...]] = {
     **coef.FORMULATIONS,
     **ghost.FORMULATIONS,
     **ghost_affine.FORMULATIONS,
+    **ghost_conv.FORMULATIONS,
     **ghost_errors.FORMULATIONS,
     **ghost_rows.FORMULATIONS,
     **ghost_tied.FORMULATIONS,
@@ -37,6 +40,8 @@ FORMULATIONS: dict[str, tuple[Formulation, ...]] = {
     **spectral_bins.FORMULATIONS,
     **update.FORMULATIONS,
 }
+for _name, _more in spectral_matrix.FORMULATIONS.items():
+    FORMULATIONS[_name] = (*FORMULATIONS[_name], *_more)
 
 WITHOUT: dict[str, str] = {}
 """The reasons why ops have no formulation in torch; rows and pages say them."""

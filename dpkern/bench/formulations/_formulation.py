@@ -25,6 +25,8 @@ class Formulation:
         tolerance: of its difference to the reference, beyond the usual one.
         compiles: ``torch.compile`` makes it faster than what is written by hand, so that all but
             quick runs time that too.
+        in_parts: prepares it with parts that are compiled, where the compiler makes less of the
+            whole call, such as a loop over time.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Formulation:
     draws: bool = False
     tolerance: float = 0.0
     compiles: bool = False
+    in_parts: Prepare | None = None
 
 
 def with_compiled(found: list[Formulation], *, every: bool) -> list[Formulation]:
@@ -43,6 +46,6 @@ def with_compiled(found: list[Formulation], *, every: bool) -> list[Formulation]
             made: Callable[[], Any] = torch.compile(one.prepare(args), dynamic=False)
             return made
 
-        return replace(one, name=f"{one.name}, compiled", prepare=prepare)
+        return replace(one, name=f"{one.name}, compiled", prepare=one.in_parts or prepare)
 
     return [*found, *(compiled(one) for one in found if every or one.compiles)]

@@ -22,6 +22,8 @@ def _rows(args: Arguments) -> list[torch.Tensor]:
 
 def _norm_of_all(args: Arguments) -> Callable[[], Any]:
     rows = _rows(args)
+    if len(rows) == 1:
+        return lambda: torch.linalg.vector_norm(rows[0], dim=1)
     norms = torch.empty(len(rows), len(rows[0]))
 
     def call() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._draws import CHUNK, LAPLACE, Fill, chunks, laplace_by_inverse
+from ._draws import CHUNK, LAPLACE, Fill, chunks, laplace_by_inverse, laplace_by_xorshift
 from ._formulation import Arguments, Formulation
 
 MakeFill = Callable[[torch.Tensor], Fill]
@@ -180,7 +180,16 @@ def _evaluated_scaled_before(args: Arguments) -> Callable[[], Any]:
 
 
 FORMULATIONS = {
-    "coef.expanded": _ways(_expanded),
+    "coef.expanded": (
+        *_ways(_expanded),
+        Formulation(
+            "xorshift",
+            partial(_expanded, laplace_by_xorshift),
+            _draws_now,
+            draws=True,
+            compiles=True,
+        ),
+    ),
     "coef.perturb": (
         *_ways(_coefficients, _coefficients_in_chunks),
         Formulation("add, new tensors", _in_one_expression, _drew_before, draws=True),

@@ -1,21 +1,21 @@
-"""Norms and sums of linear layers and convolutions with torch: einsum, Gram, unfold, autograd."""
+"""Norms, gradients and sums of linear layers with torch: einsum, Gram, products of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.nn.grad import conv2d_weight as _untyped_conv2d_weight
 
 from ._formulation import Arguments, Formulation
 
 Call = Callable[[], Any]
-conv2d_weight: Callable[..., torch.Tensor] = _untyped_conv2d_weight
+TERMS = 16
+"""Outer products of one expression."""
 
 
-def _flat_squares(grads: torch.Tensor) -> Any:
+def flat_squares(grads: torch.Tensor) -> Any:
     return torch.linalg.vector_norm(grads.flatten(1), dim=1).square()
 
 
@@ -54,12 +54,12 @@ def _gram_in_buffers(args: Arguments) -> Call:
 def _direct_in_buffer(args: Arguments) -> Call:
     a, g = args["a"], args["g"]
     made = a.new_empty(len(a), g.shape[2], a.shape[2])
-    return lambda: _flat_squares(torch.bmm(g.mT, a, out=made))
+    return lambda: flat_squares(torch.bmm(g.mT, a, out=made))
 
 
 def _direct(args: Arguments) -> Call:
     a, g = args["a"], args["g"]
-    return lambda: _flat_squares(torch.bmm(g.mT, a))
+    return lambda: flat_squares(torch.bmm(g.mT, a))
 
 
 def _gradients(args: Arguments) -> Call:
@@ -67,7 +67,7 @@ def _gradients(args: Arguments) -> Call:
 
     def call() -> Any:
         grads = torch.bmm(g.mT, a)
-        return grads, _flat_squares(grads)
+        return grads, flat_squares(grads)
 
     return call
 
@@ -78,7 +78,7 @@ def _gradients_in_buffer(args: Arguments) -> Call:
 
     def call() -> Any:
         torch.bmm(g.mT, a, out=made)
-        return made, _flat_squares(made)
+        return made, flat_squares(made)
 
     return call
 
@@ -206,160 +206,35 @@ def _whole_by_output(args: Arguments) -> Call:
     return call
 
 
+def _add_terms(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> None:
+    total = out
+    for row, column in zip(rows, columns, strict=True):
+        total = total + (column[:, None] * row).to(torch.int32)
+    out.copy_(total)
+
+
+def _whole_by_terms(add: Callable[..., None], args: Arguments) -> Call:
+    """Return the sum of one position, some samples after the others, one term after the other.
+
+    Compiled, the terms of a block are one expression: their sum stays in registers.
+    """
+    a, g, out = args["a"].flatten(1), args["g"].flatten(1), args["out"]
+    factors = args["factors"][:, None]
+
+    def call() -> None:
+        scaled = g * factors
+        for rows, columns in zip(a.split(TERMS), scaled.split(TERMS), strict=True):
+            add(rows, columns, out)
+
+    return call
+
+
+def _whole_by_compiled_terms(args: Arguments) -> Call:
+    return _whole_by_terms(torch.compile(_add_terms, dynamic=False), args)
+
+
 def _has_one_position(args: Arguments) -> bool:
     return bool(args["a"].shape[1] == 1)
-
-
-# convolutions of two dimensions
-
-
-def _geometry(args: Arguments) -> dict[str, Any]:
-    names = ("stride", "padding", "dilation")
-    return {name: args[name] for name in names}
-
-
-def _kernel(args: Arguments) -> tuple[int, int]:
-    size = args["kernel_size"]
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def _windows(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    columns = F.unfold(args["x"], _kernel(args), **_geometry(args))
-    return columns, args["g"].flatten(2)
-
-
-def _conv_gradients(args: Arguments) -> Call:
-    shape = (args["g"].shape[1], args["x"].shape[1], *_kernel(args))
-
-    def call() -> Any:
-        columns, g = _windows(args)
-        grads = torch.bmm(g, columns.mT)
-        return grads.view(len(g), *shape), _flat_squares(grads)
-
-    return call
-
-
-def _strided_gradients(args: Arguments) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return gradients by windows that one copy fills, in buffers, for output gradients."""
-    x, kernel, padding, outputs = args["x"], _kernel(args), args["padding"], args["g"].shape[2:]
-    batch, channels = x.shape[:2]
-    columns = x.new_empty(batch, channels, *kernel, *outputs)
-    rows = columns.view(batch, -1, columns.shape[4] * columns.shape[5])
-    made = x.new_empty(batch, args["g"].shape[1], rows.shape[1])
-    stride, dilation = args["stride"], args["dilation"]
-
-    def grads(g: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(x, (padding,) * 4)
-        first, second, down, right = padded.stride()
-        steps = (dilation * down, dilation * right, stride * down, stride * right)
-        columns.copy_(padded.as_strided(columns.shape, (first, second, *steps)))
-        return torch.bmm(g.flatten(2), rows.mT, out=made)
-
-    return grads
-
-
-def _conv_gradients_strided(args: Arguments) -> Call:
-    grads, g = _strided_gradients(args), args["g"]
-    shape = (len(g), g.shape[1], args["x"].shape[1], *_kernel(args))
-
-    def call() -> Any:
-        made = grads(g)
-        return made.view(shape), _flat_squares(made)
-
-    return call
-
-
-def _conv_whole_strided(args: Arguments) -> Call:
-    grads, g, out = _strided_gradients(args), args["g"], args["out"]
-    factors, scaled = args["factors"][:, None, None, None], torch.empty_like(g)
-    whole = torch.empty(len(g), g.shape[1], out[0].numel(), dtype=torch.int32)
-
-    def call() -> None:
-        whole.copy_(grads(torch.mul(g, factors, out=scaled)))
-        out.add_(whole.sum(0, dtype=torch.int32).view_as(out))
-
-    return call
-
-
-def _conv_gradients_by_groups(args: Arguments) -> Call:
-    """Return the gradients as one convolution with a group for each sample and channel pair."""
-    x, g, kernel = args["x"], args["g"], _kernel(args)
-    batch, channels = x.shape[:2]
-    inputs = x.reshape(1, batch * channels, *x.shape[2:])
-
-    def call() -> Any:
-        filters = g.repeat_interleave(channels, dim=0)  # a stack of g for each input channel
-        filters = filters.reshape(batch * channels * g.shape[1], 1, *g.shape[2:])
-        made = F.conv2d(
-            inputs,
-            filters,
-            padding=args["padding"],
-            stride=args["dilation"],
-            dilation=args["stride"],
-            groups=batch * channels,
-        )
-        made = made.view(batch, channels, g.shape[1], *made.shape[2:])
-        grads = made[..., : kernel[0], : kernel[1]].transpose(1, 2)
-        return grads, _flat_squares(grads)
-
-    return call
-
-
-def _only_squares(prepare: Callable[[Arguments], Call]) -> Callable[[Arguments], Call]:
-    def prepared(args: Arguments) -> Call:
-        call = prepare(args)
-        return lambda: call()[1]
-
-    return prepared
-
-
-def _conv_gram(args: Arguments) -> Call:
-    def call() -> Any:
-        columns, g = _windows(args)
-        return (torch.bmm(columns.mT, columns) * torch.bmm(g.mT, g)).sum((1, 2))
-
-    return call
-
-
-def _conv_sum_by_autograd(args: Arguments) -> Call:
-    out, factors = args["out"], args["factors"][:, None, None, None]
-
-    def call() -> None:
-        weighted = args["g"] * factors
-        out.add_(conv2d_weight(args["x"], out.shape, weighted, **_geometry(args)))
-
-    return call
-
-
-def _conv_sum_by_windows(args: Arguments) -> Call:
-    out, factors = args["out"], args["factors"][:, None, None]
-
-    def call() -> None:
-        columns, g = _windows(args)
-        rows = (g * factors).transpose(0, 1).flatten(1)
-        out.add_((rows @ columns.transpose(0, 1).flatten(1).t()).view_as(out))
-
-    return call
-
-
-def _conv_whole(args: Arguments) -> Call:
-    out, factors = args["out"], args["factors"][:, None, None]
-
-    def call() -> None:
-        columns, g = _windows(args)
-        grads = torch.bmm(g * factors, columns.mT).to(torch.int32)
-        out.add_(grads.sum(0, dtype=torch.int32).view_as(out))
-
-    return call
-
-
-def _is_plain_plane(args: Arguments) -> bool:
-    return bool(args["x"].dim() == 4 and args["groups"] == 1)
-
-
-def _is_square(args: Arguments) -> bool:
-    steps = (args[name] for name in ("stride", "padding", "dilation"))
-    return _is_plain_plane(args) and all(isinstance(step, int) for step in steps)
 
 
 FORMULATIONS = {
@@ -396,24 +271,12 @@ FORMULATIONS = {
         Formulation("bmm, int32, buffers", _whole_in_buffers),
         Formulation("loop of samples, buffers", _whole_by_sample_in_buffers),
         Formulation("loop of outputs", _whole_by_output, _has_one_position),
-    ),
-    "ghost.conv_norm": (
-        Formulation("unfold, bmm", _only_squares(_conv_gradients), _is_plain_plane),
-        Formulation("unfold, Gram", _conv_gram, _is_plain_plane),
-        Formulation("grouped", _only_squares(_conv_gradients_by_groups), _is_plain_plane),
-        Formulation("strided windows, bmm", _only_squares(_conv_gradients_strided), _is_square),
-    ),
-    "ghost.conv_gradient": (
-        Formulation("unfold, bmm", _conv_gradients, _is_plain_plane),
-        Formulation("grouped", _conv_gradients_by_groups, _is_plain_plane),
-        Formulation("strided windows, bmm", _conv_gradients_strided, _is_square),
-    ),
-    "ghost.conv_sum": (
-        Formulation("conv2d_weight", _conv_sum_by_autograd, _is_plain_plane),
-        Formulation("unfold, mm", _conv_sum_by_windows, _is_plain_plane),
-    ),
-    "ghost.conv_integer_sum": (
-        Formulation("unfold, int32", _conv_whole, _is_plain_plane),
-        Formulation("strided windows, int32", _conv_whole_strided, _is_square),
+        Formulation(
+            "terms in blocks",
+            partial(_whole_by_terms, _add_terms),
+            _has_one_position,
+            compiles=True,
+            in_parts=_whole_by_compiled_terms,
+        ),
     ),
 }

@@ -204,13 +204,13 @@ FORMULATIONS = {
     "ghost.rms_norm_backward": (
         Formulation("bmm", _rms_norm_by_products, _weighs),
         Formulation("products, sample by sample", _rms_norm_by_sample, _weighs),
-        Formulation("formula", _rms_norm, _weighs),
+        Formulation("formula", _rms_norm, _weighs, compiles=True),
         Formulation("einsum", _rms_norm_by_einsum, _weighs),
     ),
     "ghost.group_norm_backward": (
         Formulation("native backward, vecdot", _group_norm_by_dots, _weighs),
         Formulation("native backward, sample by sample", _group_norm_by_sample, _weighs),
-        Formulation("formula", _group_norm, _weighs),
+        Formulation("formula", _group_norm, _weighs, compiles=True),
         Formulation("native backward", _group_norm_native, _weighs),
     ),
 }

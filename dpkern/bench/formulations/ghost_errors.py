@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.grad import conv2d_input as _untyped_conv2d_input
 
 from ...ops.ghost._bounds import sum_error
 from ._formulation import Arguments, Formulation
 
 Call = Callable[[], Any]
 Absolute = Callable[[], torch.Tensor]
+conv2d_input: Callable[..., torch.Tensor] = _untyped_conv2d_input
 
 
 def _bounded(absolute: Absolute, dtype: torch.dtype, positions: int, entries: int) -> Call:
@@ -62,18 +63,25 @@ def _tied(wide: bool) -> Callable[[Arguments], Call]:
 
 
 def _conv(wide: bool) -> Callable[[Arguments], Call]:
+    """Return the bound by how many windows each input is in, which is counted once."""
+
     def prepare(args: Arguments) -> Call:
         x, g, kernel = args["x"], args["g"], args["kernel_size"]
         size = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
         kind = torch.float64 if wide else x.dtype
-        ones = torch.ones(1, 1, *size, dtype=kind)
         steps = {name: args[name] for name in ("stride", "padding", "dilation")}
         entries = x.shape[1] * g.shape[1] * math.prod(size)
+        ones = torch.ones(1, 1, *g.shape[2:], dtype=torch.float64)
+        plane = (1, 1, *x.shape[2:])
+        counts = conv2d_input(plane, torch.ones(1, 1, *size, dtype=torch.float64), ones, **steps)
+        weights = counts.to(kind).expand(1, *x.shape[1:]).flatten()
+        rows, others = x.flatten(1), g.flatten(1)
+        squares = torch.empty_like(rows, dtype=kind)
 
         def absolute() -> Any:
-            inputs = x.square().sum(1, keepdim=True, dtype=kind)
-            windows = F.conv2d(inputs, ones, **steps).flatten(1).sum(1)
-            return (windows * g.square().flatten(1).sum(1, dtype=kind)).sqrt()
+            torch.mul(rows, rows, out=squares)
+            norms = torch.linalg.vector_norm(others, dim=1, dtype=kind)
+            return torch.mv(squares, weights).sqrt_().mul_(norms)
 
         return _bounded(absolute, x.dtype, math.prod(g.shape[2:]), entries)
 

@@ -50,10 +50,55 @@ def _table_by_pairs(args: Arguments) -> Call:
     return call
 
 
+class Repeats:
+    """Tokens whose id stands in their sample again, and the token of that id that counts."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids, size = ids, int(ids.max()) + 1
+        self.first = torch.arange(len(ids))[:, None] * size
+        self.token = torch.arange(ids.numel())
+        self.place = torch.empty(len(ids) * size, dtype=torch.int64)
+
+    def find(self) -> tuple[Any, Any]:
+        """Return tokens, and the last one of the same sample and id for each."""
+        keys = (self.ids + self.first).flatten()
+        self.place[keys] = self.token
+        last = self.place[keys]
+        again = (last != self.token).nonzero()[:, 0]
+        return again, last[again]
+
+
+def _table_by_repeats(args: Arguments) -> Call:
+    """Return the norms of all rows, corrected where ids repeat: in large tables few do."""
+    rows, repeats = args["g"].flatten(0, 1), Repeats(args["ids"])
+    flat, positions = args["g"].flatten(1), args["ids"].shape[1]
+
+    def call() -> Any:
+        squares = torch.linalg.vector_norm(flat, dim=1).square_()
+        again, last = repeats.find()
+        if len(again):
+            heads, places = last.unique(return_inverse=True)
+            head, more = rows[heads], rows[again]
+            total = head.index_add(0, places, more)
+            more_squares = torch.linalg.vector_norm(more, dim=1).square_()
+            joined = (total + head).mul_(total - head).sum(1)
+            squares.index_add_(0, heads // positions, joined)
+            squares.index_add_(0, again // positions, more_squares, alpha=-1)
+        return squares
+
+    return call
+
+
 def _table_index_add(args: Arguments) -> Call:
     ids, g, out = args["ids"].flatten(), args["g"], args["out"]
-    factors = args["factors"][:, None, None]
-    return lambda: out.index_add_(0, ids, (g * factors).flatten(0, 1))
+    factors, scaled = args["factors"][:, None, None], torch.empty_like(args["g"])
+    rows = scaled.flatten(0, 1)
+
+    def call() -> None:
+        torch.mul(g, factors, out=scaled)
+        out.index_add_(0, ids, rows)
+
+    return call
 
 
 def _table_backward(args: Arguments) -> Call:
@@ -78,6 +123,18 @@ def _explicit_norms(args: Arguments) -> Call:
     rows = [g.flatten(1) for g in args["grads"]]
     norm = torch.linalg.vector_norm
     return lambda: norm(torch.stack([norm(part, dim=1) for part in rows]), dim=0).square()
+
+
+def _explicit_norms_apart(args: Arguments) -> Call:
+    rows = [g.flatten(1) for g in args["grads"]]
+
+    def call() -> Any:
+        total = torch.linalg.vector_norm(rows[0], dim=1).square_()
+        for part in rows[1:]:
+            total.add_(torch.linalg.vector_norm(part, dim=1).square_())
+        return total
+
+    return call
 
 
 def _explicit_squares(args: Arguments) -> Call:
@@ -174,8 +231,19 @@ def _factors_of_sum(args: Arguments) -> Call:
     return call
 
 
+def _factors_in_their_dtype(args: Arguments) -> Call:
+    squares, bound, dtype = args["squares"], args["max_grad_norm"], args["dtype"]
+
+    def call() -> Any:
+        norms = torch.sqrt(sum(squares[1:], squares[0]))
+        return norms.to(dtype).reciprocal_().mul_(bound).clamp_(max=1.0), norms
+
+    return call
+
+
 FORMULATIONS = {
     "ghost.embedding_norm": (
+        Formulation("repeats apart", _table_by_repeats, _without_padding),
         Formulation("masked Gram", _table_gram, _without_padding),
         Formulation("loop of samples", _table_by_sample, _without_padding),
         Formulation("unique pairs", _table_by_pairs, _without_padding),
@@ -186,6 +254,7 @@ FORMULATIONS = {
     ),
     "ghost.explicit_norm": (
         Formulation("vector_norm", _explicit_norms),
+        Formulation("vector_norm, squares", _explicit_norms_apart),
         Formulation("einsum", _explicit_squares),
     ),
     "ghost.contract": (
@@ -200,5 +269,6 @@ FORMULATIONS = {
     "ghost.clip_factors": (
         Formulation("stack, sum", _factors),
         Formulation("sum", _factors_of_sum),
+        Formulation("sum, reciprocal", _factors_in_their_dtype),
     ),
 }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ._formulation import Arguments, Formulation
+from .ghost_rows import Repeats
 
 Call = Callable[[], Any]
 
@@ -40,6 +41,23 @@ def _whole_by_sample(args: Arguments) -> Call:
             rows, places = one.unique(return_inverse=True)
             sums = grads.new_zeros(len(rows), grads.shape[1]).index_add_(0, places, grads)
             out.index_add_(0, rows, (sums * factor).to(torch.int32))
+
+    return call
+
+
+def _whole_by_repeats(args: Arguments) -> Call:
+    """Return the sum of rows, those of repeated ids added up before they are cut."""
+    g, factors, out, ids = args["g"], args["factors"][:, None, None], args["out"], args["ids"]
+    repeats, scaled = Repeats(ids), torch.empty_like(g)
+    rows, whole, flat = scaled.flatten(0, 1), torch.empty_like(g, dtype=torch.int32), ids.flatten()
+
+    def call() -> None:
+        torch.mul(g, factors, out=scaled)
+        again, last = repeats.find()
+        if len(again):
+            rows.index_add_(0, last, rows[again])
+            rows[again] = 0
+        out.index_add_(0, flat, whole.copy_(scaled).flatten(0, 1))
 
     return call
 
@@ -87,6 +105,7 @@ def _cross_of_sums(args: Arguments) -> Call:
 
 FORMULATIONS = {
     "ghost.embedding_integer_sum": (
+        Formulation("repeats apart", _whole_by_repeats, _without_padding),
         Formulation("unique pairs", _whole_by_pairs, _without_padding),
         Formulation("loop of samples", _whole_by_sample, _without_padding),
     ),

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ...ops._draws import CdtDraws
-from ._draws import CHUNK, GAUSSIAN, LAPLACE, Fill, chunks, fill_words, words
+from ._draws import CHUNK, GAUSSIAN, LAPLACE, Fill, XorShift, chunks, fill_words, words
 from ._formulation import Arguments, Formulation
 
 LATTICE = 2.0**20
@@ -149,12 +150,36 @@ def _flipped_by_words(args: Arguments) -> Callable[[], Any]:
     return call
 
 
+def _is_of_bytes(args: Arguments) -> bool:
+    return _is_binary(args) and args["keep"] % 2**56 == 0
+
+
+def _flipped_by_bytes(args: Arguments) -> Callable[[], Any]:
+    """Return the same by bytes of words, where 256 of them have the probability."""
+    x, out = args["symbols"], torch.empty_like(args["symbols"])
+    drawn, each = words(min(CHUNK, x.numel()), torch.int8)
+    lies = torch.empty(len(each), dtype=torch.bool)
+    least = 128 - (args["keep"] >> 56)
+    parts = list(chunks(x, out))
+
+    def call() -> Any:
+        for part, made in parts:
+            fill_words(drawn)
+            torch.bitwise_xor(part, torch.lt(each, least, out=lies)[: len(part)], out=made)
+        return out
+
+    return call
+
+
 def _moved_by_words(args: Arguments) -> Callable[[], Any]:
-    """Return other symbols by one uniform number each: it says whether it lies, and by how much."""
+    """Return other symbols by one uniform number each: it says whether it lies, and by how much.
+
+    Symbols are added and taken around as floats, which no integer division follows.
+    """
     x, categories = args["symbols"], args["categories"]
     out, size = torch.empty_like(x), min(CHUNK, x.numel())
     drawn, halves = words(size, torch.int32)
-    moves, u = torch.empty_like(x.view(-1)[:size]), torch.empty(size)
+    u, around = torch.empty(size), torch.empty(size)
     spread = (categories - 1) / (1 - args["keep"] / 2**64)
     parts = list(chunks(x, out))
 
@@ -162,11 +187,18 @@ def _moved_by_words(args: Arguments) -> Callable[[], Any]:
         for part, made in parts:
             fill_words(drawn)
             torch.mul(halves, spread * 2.0**-32, out=u).add_(spread / 2 + 1)  # from 1 on
-            moves.copy_(u.masked_fill_(u >= categories, 0))
-            torch.add(part, moves[: len(part)], out=made).remainder_(categories)
+            F.threshold(u.neg_(), -float(categories), 0.0, inplace=True).neg_().floor_()
+            moved, turns = u[: len(part)].add_(part), around[: len(part)]
+            made.copy_(moved.sub_(torch.ge(moved, categories, out=turns), alpha=categories))
         return out
 
     return call
+
+
+def _xorshift(args: Arguments) -> Callable[[], Any]:
+    count = args.get("count") or 16 * args["blocks"]
+    draws = XorShift(-(-count // 2))
+    return lambda: draws.draw().view(torch.int32)[:count]
 
 
 def _both(
@@ -192,7 +224,10 @@ def _random(dtype: torch.dtype) -> tuple[Formulation, ...]:
 
 FORMULATIONS = {
     "noise.add_noise": (*_both(_added, _is_law), *_both(_added_in_chunks, _is_law, ", in chunks")),
-    "noise.keystream": _random(torch.int32),
+    "noise.keystream": (
+        *_random(torch.int32),
+        Formulation("xorshift", _xorshift, draws=True, compiles=True),
+    ),
     "noise.lattice_draws": (
         *_both(_lattice, _is_law),
         *_both(_lattice_in_chunks, _is_law, ", in chunks"),
@@ -207,6 +242,7 @@ FORMULATIONS = {
         Formulation("bernoulli_", _bernoulli, draws=True),
         Formulation("bernoulli_, xor", _flipped, _is_binary, draws=True),
         Formulation("words, xor", _flipped_by_words, _is_binary, draws=True),
-        Formulation("words, remainder", _moved_by_words, draws=True),
+        Formulation("bytes, xor", _flipped_by_bytes, _is_of_bytes, draws=True),
+        Formulation("words, in floats", _moved_by_words, draws=True),
     ),
 }

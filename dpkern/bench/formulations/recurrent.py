@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _hoisted(kind: str, args: Arguments) -> Callable[[], Any]:
         carried: Any = args.get("c")
         for s in F.linear(inputs, w_ih, b_ih if kind == "gru" else b_ih + b_hh):
             if kind == "lstm":
-                total = torch.addmm(s, state, turned)
+                total = s.addmm_(state, turned)
                 i, f, _, o = torch.sigmoid(total).chunk(4, 1)
                 g = total[:, 2 * width : 3 * width].tanh()
                 carried = torch.addcmul(f * carried, i, g)
@@ -68,7 +69,7 @@ def _hoisted(kind: str, args: Arguments) -> Callable[[], Any]:
                 n = torch.addcmul(s[:, 2 * width :], r, v[:, 2 * width :]).tanh_()
                 state = torch.lerp(n, state, z)
             else:
-                state = torch.addmm(s, state, turned).tanh_()
+                state = s.addmm_(state, turned).tanh_()
             found.append(state)
         return (torch.stack(found, 1),)
 
@@ -101,24 +102,62 @@ def _lstm_backward(args: Arguments) -> Callable[[], Any]:
         rows = of_cell.view(*d.shape[:2], 3, width)
         dh, dc = _starts(args, cells)
         for t in range(gates.shape[1] - 1, -1, -1):
-            if gy is not None:
-                dh = dh + gy[:, t]
             dc = torch.addcmul(dc, dh, slope[:, t])
             torch.mul(rows[:, t], dc[:, None], out=parts[:, t, :3])
             torch.mul(of_output[:, t], dh, out=parts[:, t, 3])
             dc = dc * f[:, t]
-            dh = d[:, t] @ w_hh
+            dh = _before(gy, t, d[:, t], w_hh)
         return d, d.sum(1), d @ w_ih, dh, dc
 
     return call
 
 
+def _lstm_cell_backward(
+    gates: torch.Tensor, after: torch.Tensor, before: torch.Tensor, dh: Any, dc: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    i, f, g, o = gates.chunk(4, 1)
+    tanh_c = after.tanh()
+    dc = dc + dh * o * (1 - tanh_c * tanh_c)
+    by_cell = (dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g))
+    return torch.cat((*by_cell, dh * tanh_c * o * (1 - o)), 1), dc * f
+
+
+def _lstm_backward_by_cells(
+    cell: Callable[..., tuple[torch.Tensor, torch.Tensor]], args: Arguments
+) -> Callable[[], Any]:
+    """Return the loop with everything of a time step but its product in one function."""
+    cells, w_ih, w_hh = args["cells"], args["w_ih"], args["w_hh"]
+    gates, after = (args[name].transpose(0, 1).contiguous() for name in ("gates", "cells"))
+    gy = None if args["gy"] is None else args["gy"].contiguous()
+    before = [args["c"], *after[:-1]]
+
+    def call() -> Any:
+        made = torch.empty_like(gates)
+        dh, dc = _starts(args, cells)
+        for t in range(len(gates) - 1, -1, -1):
+            d, dc = cell(gates[t], after[t], before[t], dh, dc)
+            made[t] = d
+            dh = _before(gy, t, d, w_hh)
+        return made.transpose(0, 1), made.sum(0), (made @ w_ih).transpose(0, 1), dh, dc
+
+    return call
+
+
+def _lstm_backward_by_compiled_cells(args: Arguments) -> Callable[[], Any]:
+    return _lstm_backward_by_cells(torch.compile(_lstm_cell_backward, dynamic=False), args)
+
+
 def _starts(args: Arguments, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients by the states after the last step."""
+    """Return the gradients by the states after the last step, its output's included."""
     zeros = like.new_zeros(len(like), like.shape[2])
     found = (zeros if args.get(name) is None else args[name] for name in ("gh", "gc"))
     dh, dc = found
-    return dh, dc
+    return (dh if args["gy"] is None else dh + args["gy"][:, -1]), dc
+
+
+def _before(gy: torch.Tensor | None, t: int, d: torch.Tensor, w_hh: torch.Tensor) -> torch.Tensor:
+    """Return the gradient by the state before step ``t``, with that of its output."""
+    return d @ w_hh if gy is None or t == 0 else torch.addmm(gy[:, t - 1], d, w_hh)
 
 
 def _gru_backward(args: Arguments) -> Callable[[], Any]:
@@ -135,11 +174,11 @@ def _gru_backward(args: Arguments) -> Callable[[], Any]:
         by_state = torch.empty_like(before)
         dh, _ = _starts(args, before)
         for t in range(before.shape[1] - 1, -1, -1):
-            if gy is not None:
-                dh = dh + gy[:, t]
             by_state[:, t] = dh
             torch.mul(rows[:, t], dh[:, None], out=parts[:, t])
-            dh = torch.addmm(dh * z[:, t], e[:, t], w_hh)
+            adds = gy is not None and t > 0
+            kept = torch.addcmul(gy[:, t - 1], dh, z[:, t]) if adds else dh * z[:, t]
+            dh = torch.addmm(kept, e[:, t], w_hh)
         d = torch.cat((e[:, :, : 2 * width], of_n * by_state), 2)
         return d, e, d.sum(1), e.sum(1), d @ w_ih, dh
 
@@ -155,10 +194,8 @@ def _rnn_backward(args: Arguments) -> Callable[[], Any]:
         d = torch.empty_like(before)
         dh, _ = _starts(args, before)
         for t in range(before.shape[1] - 1, -1, -1):
-            if gy is not None:
-                dh = dh + gy[:, t]
             torch.mul(dh, slope[:, t], out=d[:, t])
-            dh = d[:, t] @ w_hh
+            dh = _before(gy, t, d[:, t], w_hh)
         return d, d.sum(1), d @ w_ih, dh
 
     return call
@@ -208,7 +245,16 @@ def _addmm(args: Arguments) -> Callable[[], Any]:
 
 FORMULATIONS = {
     **{f"recurrent.{kind}": _both(kind) for kind in KINDS},
-    "recurrent.lstm_backward": _backwards(_lstm_backward),
+    "recurrent.lstm_backward": (
+        *_backwards(_lstm_backward),
+        Formulation(
+            "loop of cells",
+            partial(_lstm_backward_by_cells, _lstm_cell_backward),
+            _forwards,
+            compiles=True,
+            in_parts=_lstm_backward_by_compiled_cells,
+        ),
+    ),
     "recurrent.gru_backward": _backwards(_gru_backward),
     "recurrent.rnn_backward": _backwards(_rnn_backward),
     "product.matmul": (

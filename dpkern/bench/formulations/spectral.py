@@ -14,7 +14,7 @@ from ._formulation import Arguments, Formulation
 Call = Callable[[], Any]
 
 
-def _pair_weights(count: int) -> torch.Tensor:
+def pair_weights(count: int) -> torch.Tensor:
     """Return how often a bin of the one-sided spectrum stands in the whole one."""
     weights = torch.full((count // 2 + 1,), 2.0)
     weights[0] = 1
@@ -31,7 +31,7 @@ def _power(spectrum: torch.Tensor) -> Any:
 def _conv_norm(args: Arguments) -> Call:
     x, g, size, band = args["x"], args["g"], args["size"], args["band"]
     height, width = size
-    weights = _pair_weights(width) / (height * width)
+    weights = pair_weights(width) / (height * width)
     if band is not None:
         weights = weights * half_gains(band).float().square()
     padding = args["padding"]
@@ -64,7 +64,7 @@ def _conv_norm_by_products(args: Arguments) -> Call:
     """Return the norm by products with the matrices of the transform, which are made once."""
     x, g, size, band = args["x"], args["g"], args["size"], args["band"]
     height, width = size
-    weights = (_pair_weights(width) / (height * width)).repeat(height)
+    weights = (pair_weights(width) / (height * width)).repeat(height)
     if band is not None:
         weights = weights * half_gains(band).float().square().flatten()
     matrices = [turned(part, first, size) for part, first in ((x, args["padding"]), (g, 0))]
@@ -129,7 +129,7 @@ def _pairs(args: Arguments) -> torch.Tensor:
 def _circulant_norm_by_powers(args: Arguments) -> Call:
     """Return the norm of one position: powers of inputs times powers of gradients."""
     x, g = args["x"][:, 0], args["g"][:, 0]
-    weights = _pair_weights(x.shape[2]) / x.shape[2]
+    weights = pair_weights(x.shape[2]) / x.shape[2]
 
     def call() -> Any:
         inputs, grads = (_power(torch.fft.rfft(part)).sum(1) for part in (x, g))
@@ -142,7 +142,7 @@ def _circulant_norm_by_matrix(args: Arguments) -> Call:
     """Return the same with the transform as a product."""
     x, g = args["x"][:, 0], args["g"][:, 0]
     block = x.shape[2]
-    weights = _pair_weights(block) / block
+    weights = pair_weights(block) / block
     transforms = torch.view_as_real(torch.fft.rfft(torch.eye(block, dtype=torch.float64)))
     matrix = transforms.float().flatten(1).contiguous()
 
@@ -156,7 +156,7 @@ def _circulant_norm_by_matrix(args: Arguments) -> Call:
 
 
 def _circulant_norm_by_products(args: Arguments) -> Call:
-    weights = _pair_weights(args["x"].shape[3]) / args["x"].shape[3]
+    weights = pair_weights(args["x"].shape[3]) / args["x"].shape[3]
 
     def call() -> Any:
         xs, gs = (t.movedim(-1, 1).contiguous() for t in _blocks(args))
@@ -166,12 +166,12 @@ def _circulant_norm_by_products(args: Arguments) -> Call:
 
 
 def _circulant_norm(args: Arguments) -> Call:
-    weights = _pair_weights(args["x"].shape[3]) / args["x"].shape[3]
+    weights = pair_weights(args["x"].shape[3]) / args["x"].shape[3]
     return lambda: (_power(_pairs(args)) * weights).sum((1, 2, 3))
 
 
 def _circulant_norm_gram(args: Arguments) -> Call:
-    weights = _pair_weights(args["x"].shape[3]) / args["x"].shape[3]
+    weights = pair_weights(args["x"].shape[3]) / args["x"].shape[3]
 
     def call() -> Any:
         xs, gs = (t.movedim(-1, 1) for t in _blocks(args))
@@ -276,7 +276,7 @@ def _whitened_in_buffer(args: Arguments) -> Call:
 
     def call() -> Any:
         torch.mm(rows, matrix, out=made)
-        return torch.linalg.vecdot(each, each)
+        return torch.linalg.vector_norm(each, dim=1).square_()
 
     return call
 

@@ -78,14 +78,21 @@ def _noisy_whole(args: Arguments) -> tuple[list[torch.Tensor], Callable[[], None
     return grads, write
 
 
+def _kept(state: update.State, place: int) -> dict[str, torch.Tensor]:
+    """Return torch's state of a parameter, on the memory of the op's."""
+    steps = {"step": torch.tensor(float(state.steps))} if "exp_avg" in state.buffers else {}
+    return steps | {name: each[place] for name, each in state.buffers.items()}
+
+
 def _by_optimizer(
     how: dict[str, bool], args: Arguments, noisy: Callable[[Arguments], Any] = _noisy
 ) -> Callable[[], Any]:
     grads, write = noisy(args)
     leaves = [torch.nn.Parameter(p) for p in args["params"]]  # the same memory
     optimizer = torch_optimizer(args["rule"], leaves, **how)
-    for leaf, grad in zip(leaves, grads, strict=True):
+    for i, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
         leaf.grad = grad
+        optimizer.state[leaf] |= _kept(args["state"], i)
 
     def call() -> None:
         write()
