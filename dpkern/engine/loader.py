@@ -334,7 +334,6 @@ class PrivateLoader(DataLoader[Any]):
         place = self.check_state(state)
         self.batches.load_state_dict(self._own(state["batches"]))
         self.position, self._place, self._resumed = self.batches.step, place, True
-        self._next_trial = 0
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """Check that ``load_state_dict`` would accept this state; return the place in the epoch.

@@ -25,7 +25,8 @@ from torch.utils.data import (
 
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Key
-from dpkern.engine.collating import check_collate
+from dpkern.engine import loader
+from dpkern.engine.collating import TRIALS, check_collate
 from dpkern.engine.empty import empty_batch
 from dpkern.engine.loader import BatchMemoryManager, PrivateLoader
 from dpkern.engine.provenance import YieldedBatch
@@ -58,6 +59,16 @@ class Heard:
 
     def __call__(self, batch: YieldedBatch) -> None:
         self.parts.append((batch.size, batch.first, batch.final))
+
+
+def test_short_epochs_share_a_trial_of_their_collation(monkeypatch: pytest.MonkeyPatch) -> None:
+    private_loader = private(sampling="fixed")  # four batches an epoch
+    tried = []
+    monkeypatch.setattr(
+        loader, "check_collate", lambda *_, trials: tried.append((private_loader.position, trials))
+    )
+    rows_of(private_loader, 11)
+    assert tried == [(0, TRIALS), (4, 1), (20, 1), (36, 1)]
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])
