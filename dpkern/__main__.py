@@ -1,8 +1,11 @@
-"""Run the command line as ``python -m dpkern``."""
+"""Run the command line, as ``dpkern`` and as ``python -m dpkern``."""
 
+import gc
 import sys
 
-from .cli import main
+gc.freeze()  # what is imported by now stays: no collection need look at it again
+
+from .cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

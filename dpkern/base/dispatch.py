@@ -112,10 +112,12 @@ class Op(Generic[P, R]):
         self, function: Callable[..., Any], refuse: Callable[..., str | None] | None = None
     ) -> Kernel:
         """Make a kernel from a function, and reasons for refusal, of the op's own arguments."""
-        parameters = self.schema.call.parameters.values()
-        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        first = len(parameters) - len(names)
-        planned = "plan" in inspect.signature(function).parameters
+        code = self.schema.function.__code__  # quicker to read than a signature, for all ops
+        first = code.co_argcount
+        names = code.co_varnames[first : first + code.co_kwonlyargcount]
+        planned = function is not self.reference and (
+            "plan" in inspect.signature(function).parameters
+        )
 
         def call(called: Callable[..., Any], bound: BoundCall) -> Any:
             if not names:

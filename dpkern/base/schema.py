@@ -67,7 +67,11 @@ class Schema:
         self.function = function
         self.own_check = check
         self.plan = plan
-        self.call = inspect.signature(function)
+
+    @cached_property
+    def call(self) -> inspect.Signature:
+        """The parameters as Python sees them."""
+        return inspect.signature(self.function)
 
     @cached_property
     def signature(self) -> Signature:
