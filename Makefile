@@ -94,7 +94,7 @@ wheel: $(VENV)/.dev
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"
-	$(PY) -m pytest tests/slow/test_guard_wrappers.py tests/integrations tests/test_docs.py
+	$(PY) -m pytest tests/slow/test_guard_wrappers.py tests/integrations tests/compat tests/test_docs.py
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 import types
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -122,6 +123,10 @@ def prepare_lightning() -> None:
     module("pl_bolts")
     module("pl_bolts.datamodules", MNISTDataModule=Module)
     module("pytorch_lightning.utilities.cli", LightningCLI=object)
+    connector: Any = import_module(
+        "pytorch_lightning.trainer.connectors.data_connector"
+    )._DataConnector
+    connector._train_dataloader_source = property(lambda self: self.trainer.fit_loop._data_source)
     whole = torchmetrics.Accuracy
     torchmetrics.Accuracy = lambda **_: whole(task="multiclass", num_classes=10)
 

@@ -38,7 +38,9 @@ class DPKernError(Exception):
         self.expected = expected
         self.got = got if isinstance(got, str) else _shown(got)
         self.remedy = remedy
-        super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
+        # A list of findings ends with a line of its own, and its last sentence with a full stop.
+        end = "\n" if "\n" in self.got else ". "
+        super().__init__(f"{name}: expected {expected}, got {self.got}{end}{remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error by its fields, so that it arrives unchanged in another process."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..base.errors import InvalidInput, PrivacyWarning
+from ..base.errors import InvalidInput, PrivacyError, PrivacyWarning
 from ..base.validate import choice, open_unit
 from ..privacy.accounting import delta_warning
 
@@ -60,6 +60,22 @@ class Accountant:
             (e["event"].get("noise_multiplier", 0.0), e["sample_rate"], e["count"]) for e in entries
         ]
 
+    def state_dict(self) -> NoReturn:
+        """Refuse: a history without its ledger would be resumed as another run.
+
+        Raises:
+            PrivacyError: always.
+        """
+        raise _without_ledger("state_dict")
+
+    def load_state_dict(self, _: Mapping[str, Any]) -> NoReturn:
+        """Refuse, as ``state_dict`` does.
+
+        Raises:
+            PrivacyError: always.
+        """
+        raise _without_ledger("load_state_dict")
+
     def get_epsilon(self, delta: float) -> float:
         """Return an upper bound of epsilon for all steps so far.
 
@@ -102,3 +118,13 @@ class Accountant:
         if text is not None and delta not in self._warned:
             self._warned.add(delta)
             warnings.warn(text, PrivacyWarning, stacklevel=stacklevel)
+
+
+def _without_ledger(call: str) -> PrivacyError:
+    return PrivacyError(
+        f"accountant.{call}",
+        expected="the state of the whole engine, whose ledger the accountant reads",
+        got="the accountant's alone",
+        remedy="Save engine.state_dict() and pass it to engine.load_state_dict(), or use "
+        "engine.save_checkpoint and engine.load_checkpoint.",
+    )

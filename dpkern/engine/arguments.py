@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ..base.errors import InvalidInput
 from ..base.rng import Key
-from ..base.validate import choice, integer
+from ..base.validate import choice, integer, that
 from ..privacy.mechanisms import DPSGD
 from ..privacy.mechanisms.base import Mechanism
 from ..step.noise_tables.source import NoiseSource
@@ -175,6 +175,8 @@ def loader_of(
         return None
     seed, rounds = options.unsafe_seed, options.rounds
     sampling = _sampling(options.sampling, options.poisson_sampling)
+    if isinstance(data_loader, PrivateLoader):
+        return _made_before(data_loader, options, sampling, alone=processes is None)
     shard = (0, 1)
     if processes is not None:
         check_shards(data_loader, sampling, processes)
@@ -188,6 +190,31 @@ def loader_of(
         max_physical_batch_size=options.max_physical_batch_size,
         shard=shard,
     )
+
+
+def _made_before(
+    loader: PrivateLoader, options: MakePrivateOptions, sampling: str, *, alone: bool
+) -> PrivateLoader:
+    """Return a private loader that is ready, which draws as it was made to.
+
+    Raises:
+        InvalidInput: an option that it would have had to know.
+    """
+    for name, fits, got in (
+        ("sampling", sampling == loader.sampling, sampling),
+        ("unsafe_seed", options.unsafe_seed is None, options.unsafe_seed),
+        ("module", alone, "several processes"),
+    ):
+        that(
+            fits,
+            name,
+            f"what fits a loader that draws {loader.sampling} batches already, by a key of its own",
+            got,
+            "Pass the ordinary loader to make_private.",
+        )
+    if options.max_physical_batch_size is not None:
+        loader.max_physical_batch_size = options.max_physical_batch_size
+    return loader
 
 
 def sampling_of(loader: PrivateLoader | None, options: MakePrivateOptions) -> dict[str, Any]:

@@ -510,8 +510,8 @@ class Capture:
                 got=f"one on {', '.join(list(dict.fromkeys(leaked))[:5])}",
                 remedy="Use the parameters through torch operations in Python (no TorchScript, no "
                 "torch.autograd.Function of the model's own on them, as in LoHa, no retained "
-                "graphs of public passes), and end public backward passes inside "
-                "engine.public().",
+                "graphs of public passes), end public backward passes inside engine.public(), "
+                "and make a new engine where parameters train that were frozen before.",
             )
 
     def verify(self, output: Any, *, idle: bool = False) -> None:

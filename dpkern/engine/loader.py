@@ -129,6 +129,44 @@ class PrivateLoader(DataLoader[Any]):
             f"at rate {self.sample_rate:.4g}>"
         )
 
+    @classmethod
+    def from_data_loader(
+        cls,
+        data_loader: DataLoader[Any],
+        *,
+        distributed: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> PrivateLoader:
+        """Return a loader of Poisson batches, which ``make_private`` takes and returns as it is.
+
+        It is for loops that hold their loader before the run is private. The arguments are those of
+        Opacus' ``DPDataLoader``.
+
+        Raises:
+            InvalidInput: several processes, a generator, or a loader that cannot be private.
+        """
+        check.that(
+            not distributed,
+            "distributed",
+            "False",
+            True,
+            "Pass the ordinary loader to make_private, which gives every process its records.",
+        )
+        check.that(
+            generator is None,
+            "generator",
+            "None",
+            "a generator",
+            "Leave it out: batches are drawn by a secure generator.",
+        )
+        return cls(data_loader)
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine may take the loader: no other has, and nobody knows its key."""
+        whole = self._parts.shard[1] == 1
+        return self.boundary is None and not self.position and not self._seeded and whole
+
     @property
     def sampling(self) -> str:
         """The way batches are drawn: ``poisson``, ``fixed`` or ``shuffled``."""

@@ -173,7 +173,8 @@ def check_objects(
             log.log(logging.WARNING if frozen else logging.INFO, "%s", note)
         if optimizer is not None:
             check_optimizer(optimizer, Capture(module))
-    if data_loader is not None:
+    made_before = isinstance(data_loader, PrivateLoader) and data_loader.ready
+    if data_loader is not None and not made_before:
         check_loader(data_loader, distributed=distributed.in_use())
 
 

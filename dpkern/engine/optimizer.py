@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.errors import InvalidInput, PrivacyError
+from ..base.errors import InvalidInput, PrivacyError, PrivacyWarning
 from ..privacy.mechanisms import Mechanism, Plan
 from ..step.checks import SCHEDULED
 from ..step.step import DPStep
@@ -37,6 +38,13 @@ _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NEVER = 2**31 - 1
 _ABSENT = object()
 _MINE = "_dpkern"
+
+PAST = (
+    "The optimizer holds the state of earlier steps, which this engine's epsilon does not count. "
+    "If they were private, continue with engine.load_checkpoint or engine.load_state_dict, or add "
+    "their epsilon; if they were public, nothing is missing."
+)
+"""The warning at the first step of an engine whose optimizer has made steps before."""
 
 SIZE = "expected_batch_size"
 """Attribute of the optimizer that shows what sums are divided by."""
@@ -222,6 +230,8 @@ class OptimizerAdapter:
         self.capture.loss_scale = scale
 
     def _release(self) -> None:
+        if not self.dp_step.steps and any(self.optimizer.state.values()):
+            warnings.warn(PAST, PrivacyWarning, stacklevel=4)
         if self.processes is None and self.sharded is None and self.packed.step(self.dp_step):
             return
         public, scale = dict(self.capture.public_gradients), self.capture.loss_scale

@@ -91,7 +91,7 @@ def refuse(module: nn.Module, findings: Iterable[Finding]) -> None:
     raise UnsupportedModule(
         type(module).__name__,
         expected="a model whose per-sample gradients can be computed correctly",
-        got="\n".join([f"{len(refused)} finding{'s' if len(refused) > 1 else ''}:", *lines, ""]),
+        got="\n".join([f"{len(refused)} finding{'s' if len(refused) > 1 else ''}:", *lines]),
         remedy="Follow the advice of each finding. Nothing was changed or trained.",
     )
 

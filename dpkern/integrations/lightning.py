@@ -11,7 +11,6 @@ so every logger and callback of the Trainer finds it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -21,18 +20,13 @@ from torch import nn
 
 from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError
+from ..base.lightning import lightning_package
 from ..engine import PrivacyEngine
 from .arguments import PrivacyArguments
 from .logical_batches import LogicalBatch, LogicalBatches, enlarged, physical_size, train_parts
 
-OLD, NEW = "pytorch_lightning", "lightning.pytorch"
-PACKAGE = OLD if OLD in sys.modules and NEW not in sys.modules else NEW
-"""The package whose Trainer takes the strategy: the one that the program has imported.
-
-``pytorch_lightning`` and ``lightning`` have the same classes twice, and refuse each other's.
-"""
-
-check.require(PACKAGE.partition(".")[0])
+PACKAGE = lightning_package()
+"""The package whose Trainer takes the strategy."""
 
 _callbacks: Any = import_module(f"{PACKAGE}.callbacks")
 _strategies: Any = import_module(f"{PACKAGE}.strategies")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkern import InvalidInput, UnsupportedModule, accounting
+from dpkern import InvalidInput, PrivacyError, PrivacyWarning, UnsupportedModule, accounting
+from dpkern.base.rng import Key
 from dpkern.compat.opacus import PrivacyEngine
 from dpkern.compat.opacus.accountants import (
     GaussianAccountant,
@@ -270,12 +272,97 @@ def test_what_the_example_scripts_import_is_there() -> None:
     from dpkern.compat.opacus.data_loader import DPDataLoader
     from dpkern.compat.opacus.distributed import DifferentiallyPrivateDistributedDataParallel
     from dpkern.compat.opacus.grad_sample.functorch import make_functional
-    from dpkern.compat.opacus.lightning import DPLightningDataModule
 
     _, _, loader, _ = private()
     assert isinstance(loader, DPDataLoader)
     assert DifferentiallyPrivateDistributedDataParallel is nn.parallel.DistributedDataParallel
-    with pytest.raises(InvalidInput, match="PrivateStrategy"):
-        DPLightningDataModule(object())
     with pytest.raises(InvalidInput, match="DPStep"):
         make_functional(nn.Linear(2, 2))
+
+
+def test_a_loader_made_before_the_run_becomes_its_own() -> None:
+    from dpkern.compat.opacus.data_loader import DPDataLoader
+
+    data = TensorDataset(torch.randn(RECORDS, 4), torch.randint(2, (RECORDS,)))
+    before = DPDataLoader.from_data_loader(DataLoader(data, batch_size=BATCH))
+    module = nn.Linear(4, 2)
+    rules: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+
+    def made(**options: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        parts = {"module": module, "optimizer": optimizer, "data_loader": before}
+        return PrivacyEngine().make_private(**parts, **rules, **options)
+
+    for options, name in (({"unsafe_seed": 1}, "unsafe_seed"), ({"sampling": "fixed"}, "sampling")):
+        with pytest.raises(InvalidInput, match=f"{name}.*ordinary loader"):
+            made(**options)
+    _, optimizer, loader = made(max_physical_batch_size=7)
+    assert loader is before
+    assert loader.max_physical_batch_size == 7
+    for x, y in before:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    module = nn.Linear(4, 2)
+    known = DPDataLoader(DataLoader(data, batch_size=BATCH), key=Key.from_unsafe_seed(1))
+    shard = DPDataLoader(DataLoader(data, batch_size=BATCH), shard=(0, 2))
+    for refused in (before, known, shard):
+        before = refused
+        with pytest.raises(InvalidInput, match="not private yet"):
+            made()
+    with pytest.raises(InvalidInput, match="secure generator"):
+        DPDataLoader.from_data_loader(DataLoader(data), generator=torch.Generator())
+    with pytest.raises(InvalidInput, match="distributed"):
+        DPDataLoader.from_data_loader(DataLoader(data), distributed=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [
+        ("", "GradSampleModule", "the module itself"),
+        (".grad_sample", "GradSampleModule", "the module itself"),
+        (".grad_sample", "register_grad_sampler", "captured by operation"),
+        (".optimizers", "DPOptimizer", "the same object comes back"),
+    ],
+)
+def test_names_without_a_counterpart_are_refused_with_a_remedy(
+    module: str, name: str, says: str
+) -> None:
+    place = import_module(f"dpkern.compat.opacus{module}")
+    with pytest.raises(InvalidInput, match=f"{name}.*{says}"):
+        getattr(place, name)
+    with pytest.raises(ImportError):
+        exec(f"from {place.__name__} import Unknown")
+
+
+def test_an_accountant_is_not_saved_without_its_ledger() -> None:
+    *_, engine = private()
+    with pytest.raises(PrivacyError, match="save_checkpoint"):
+        engine.accountant.state_dict()
+    with pytest.raises(PrivacyError, match="load_state_dict"):
+        engine.accountant.load_state_dict({})
+
+
+def test_steps_that_no_ledger_has_are_warned_of_once() -> None:
+    module, optimizer, loader, engine = private()
+
+    def epoch(model: Any, rule: Any, batches: Any) -> None:
+        for x, y in batches:
+            rule.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            rule.step()
+
+    optimizer.param_groups[0]["momentum"] = 0.9
+    epoch(module, optimizer, loader)  # no warning: pytest makes errors of them
+    other, again, batches, _ = private()
+    again.load_state_dict(optimizer.state_dict())
+    with pytest.warns(PrivacyWarning, match="epsilon does not count") as told:
+        epoch(other, again, batches)
+    assert len(told) == 1
+    kept = io.BytesIO()
+    engine.save_checkpoint(path=kept, module=module, optimizer=optimizer)
+    kept.seek(0)
+    other, again, batches, resumed = private()
+    resumed.load_checkpoint(path=kept, module=other, optimizer=again)
+    epoch(other, again, batches)
+    assert resumed.step.steps == 2 * len(loader)

@@ -6,6 +6,7 @@
 
 Modules, classes and arguments have the names of Opacus 1.6. Everything is thin: the engine is
 dpkern's own, with its guards and its accounting, so that what mixes samples is refused here too.
+``dpkern.compat.opacus.lightning`` needs Lightning, so it is imported by its name alone.
 """
 
 from ...engine.privacy_engine import PrivacyEngine
@@ -15,11 +16,14 @@ from . import (
     distributed,
     grad_sample,
     layers,
-    lightning,
+    optimizers,
     schedulers,
     utils,
     validators,
 )
+from ._refused import UNWRAPPED, refusals
+
+__getattr__ = refusals(__name__, {"GradSampleModule": UNWRAPPED})
 
 __all__ = [
     "PrivacyEngine",
@@ -28,7 +32,7 @@ __all__ = [
     "distributed",
     "grad_sample",
     "layers",
-    "lightning",
+    "optimizers",
     "schedulers",
     "utils",
     "validators",

@@ -77,7 +77,8 @@ def not_yielded(count: int) -> PrivacyError:
         "inputs of the module",
         expected="samples that the private loader yielded",
         got="other tensors" if count else "no tensors",
-        remedy=f"{HOW_TO_ADOPT}{remedy_of_wrapper()} Passes that use no private data, such as "
+        remedy="Validation belongs under torch.no_grad(). "
+        f"{HOW_TO_ADOPT}{remedy_of_wrapper()} Passes that use no private data, such as "
         "those over fakes of a GAN, belong in engine.public(); engine.new_samples() takes samples "
         "from elsewhere, accounted as if every record were in every step.",
     )
