@@ -68,9 +68,9 @@ VARIANTS: Mapping[str, CountOptions] = MappingProxyType(
         "as printed": PRINTED,
         "n squarings are n multiplications": replace(PRINTED, squarings=1),
         "and a = 0: A = 1/2 - x": replace(PRINTED, squarings=1, a_zero_shortcut=True),
-        "printed, but e^a/(1+e^a) once": replace(PRINTED, shared_exp=True),
+        "printed, but the sigmoid once": replace(PRINTED, shared_exp=True),
         "printed, with what was left out": replace(PRINTED, omitted_terms=True),
-        "printed, alpha_3 by a shift": replace(PRINTED, alpha3_by_shift=True),
+        "printed, alpha 3 by a shift": replace(PRINTED, alpha3_by_shift=True),
         "printed, gates of 32 bits": replace(PRINTED, gate_weight=32),
         "everything corrected": CORRECTED,
     }

@@ -66,7 +66,7 @@ def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
             f"moves by one noise scale leaks delta {shown_bound(facts['delta'])} at epsilon "
             f"{EPSILON} (certified law {shown_bound(facts['delta_certified_law'])}); no epsilon "
             f"gets delta below {shown_lower_bound(facts['floor'])}. Certificates set "
-            f"(1 + e^epsilon) {shown_bound(facts['total_variation'])} aside for each coordinate "
+            f"(1 + exp(epsilon)) {shown_bound(facts['total_variation'])} aside for each coordinate "
             "of each release."
         ),
         facts=facts,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -230,7 +230,7 @@ class OptimizerAdapter:
         self.capture.loss_scale = scale
 
     def _release(self) -> None:
-        if not self.dp_step.steps and any(self.optimizer.state.values()):
+        if not self.dp_step.steps and any(map(_has_stepped, self.optimizer.state.values())):
             warnings.warn(PAST, PrivacyWarning, stacklevel=4)
         if self.processes is None and self.sharded is None and self.packed.step(self.dp_step):
             return
@@ -350,6 +350,13 @@ def adapter_of(optimizer: object) -> OptimizerAdapter | None:
     """Return the adapter of a private optimizer; None for any other object."""
     found: OptimizerAdapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
     return found
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state in an optimizer is more than what some are born with."""
+    if "step" in state:
+        return float(state["step"]) > 0
+    return any(value is not None for value in state.values())
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,6 +14,7 @@ from ..base.validate import require
 from ..base.version import __version__
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
+from ..reports.page import tied
 from .result import NONE_PUBLISHED, ComparisonRow, Result
 from .show import columns
 from .verdict import CERTIFIED, FAILS, HOLDS, UNDECIDED, Verdict
@@ -40,6 +41,7 @@ def render(paper: str, results: Sequence[Result], folder: Path, *, quick: bool) 
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["tied"] = tied
     template = environment.from_string(_source(__package__, "page.html"))
     counts = Counter(one.verdict for result in results for one in result.verdicts)
     said = ", ".join(f"{counts[each]} {word}" for each, word in _WORDS.items())

@@ -54,11 +54,16 @@ def page(report: Report) -> str:
 
 def tied(text: str) -> str:
     """Typeset a sentence as in print, also 6.6e-06; no line ends in ``n = 14``, before ``%``."""
-    text = _SCIENTIFIC.sub(_in_print, text)
-    return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
+    text = re.sub(r" ([=<>×]) ", _UNBROKEN, in_print(text))
+    return re.sub(r" %", "\N{NO-BREAK SPACE}%", text)
 
 
-def _in_print(found: re.Match[str]) -> str:
+def in_print(text: str) -> str:
+    """Typeset the numbers of a text: 6.6e-06, inf."""
+    return re.sub(r"\binf\b", "∞", _SCIENTIFIC.sub(_number_in_print, text))
+
+
+def _number_in_print(found: re.Match[str]) -> str:
     """Typeset a number; small ones keep their digits: bounds have been rounded before."""
     return scientific_text(found[0]) if "e-" in found[0] else cell(float(found[0]))
 
@@ -90,7 +95,10 @@ def _table(given: ReportTable, markup: Any) -> dict[str, Any]:
             {"name": name, "kind": kind} for name, kind in zip(table.columns, kinds, strict=True)
         ],
         "rows": [
-            [{"text": cell(value), "kind": kind} for value, kind in zip(row, kinds, strict=True)]
+            [
+                {"text": in_print(cell(value)), "kind": kind}
+                for value, kind in zip(row, kinds, strict=True)
+            ]
             for row in table.rows
         ],
     }

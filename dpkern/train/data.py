@@ -321,7 +321,7 @@ def _check_rows(
             y_name,
             expected="integer labels",
             got="a fraction, NaN or infinity",
-            remedy="Number the classes 0, 1, 2, ...",
+            remedy="Number the classes 0, 1, 2, ... In a table --label names their column.",
         )
     if y.min() < 0 or y.max() >= MAX_CLASSES:
         raise InvalidInput(

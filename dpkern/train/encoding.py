@@ -15,6 +15,7 @@ classes. Without a range file numbers are divided by the feature scale and nothi
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,10 @@ class Encoding:
             kind = f"with a {PRIVATE_RANGE}" if name in self.private else kind
             kinds[kind] = kinds.get(kind, 0) + 1
         counted = [f"{count} {kind}" for kind, count in kinds.items()]
-        text = f"label {self.label}"
+        names = [*self.features, self.label, *self.dropped]
+        unnamed = all(re.fullmatch(r"column \d+", name) for name in names)
+        text = "no heading (--header yes: line 1 is one); " if unnamed else ""
+        text += f"label {self.label}"
         if self.classes:
             text += f" ({', '.join(self.classes)})"
         text += f"; features: {', '.join(counted)}"
@@ -351,10 +355,22 @@ def _classes(
     return tuple(sorted(names)), (CLASSES_FROM_DATA,)
 
 
+MISSING = frozenset({"na", "n/a", "#n/a", "nan", "null", "none", "?"})
+"""What stands in tables for a number that is missing, in small letters."""
+
+
+def _is_missing(cell: Cell) -> bool:
+    if isinstance(cell, str):
+        return cell.strip().lower() in MISSING
+    return math.isnan(cell)
+
+
 def _numbers(table: Table, name: str, cells: Sequence[Cell], *, blanks: bool = False) -> Array:
     """Return the numbers of a column of which nothing is declared; NaN for allowed blanks."""
+    values = []
     for line, cell in zip(table.lines, cells, strict=True):
-        if isinstance(cell, str):
+        missing = _is_missing(cell)
+        if isinstance(cell, str) and not missing:
             raise InvalidInput(
                 "data",
                 expected=f"numbers in column {name!r}",
@@ -362,29 +378,32 @@ def _numbers(table: Table, name: str, cells: Sequence[Cell], *, blanks: bool = F
                 remedy=f"Declare its categories in a --ranges file ({name} = [...]), or leave it "
                 f"out: --drop {name!r}. Write decimal points, not commas.",
             )
-        if math.isnan(cell) and not blanks:
+        values.append(math.nan if missing else cell)
+        if missing and not blanks:
             raise InvalidInput(
                 "data",
                 expected=f"a number in every row of column {name!r}",
-                got=f"a blank or NaN in {table.path} line {line}",
+                got=f"a blank, NA or NaN in {table.path} line {line}",
                 remedy=f"Declare its range in a --ranges file ({name} = [low, high]): a blank is "
                 "then its middle. Or pass --private-ranges, or leave it out with --drop.",
             )
-    return np.array(cells, dtype=np.float64)
+    return np.array(values, dtype=np.float64)
 
 
 def _scaled(table: Table, name: str, cells: Sequence[Cell], known: ColumnRange) -> Array:
     low, high = known
     values = []
     for line, cell in zip(table.lines, cells, strict=True):
-        if isinstance(cell, str):
+        missing = _is_missing(cell)
+        if isinstance(cell, str) and not missing:
             raise InvalidInput(
                 "data",
                 expected=f"numbers in column {name!r}, as its range says",
                 got=f"{cell!r} in {table.path} line {line}",
-                remedy="Declare its categories instead, or repair that line.",
+                remedy="Write decimal points, not commas; leave missing numbers blank or write NA; "
+                f"or declare categories: {name} = [...].",
             )
-        values.append((low + high) / 2 if math.isnan(cell) else cell)
+        values.append((low + high) / 2 if missing else cell)
     clipped = np.clip(np.array(values, dtype=np.float64), low, high)
     scaled: Array = 2 * (clipped - low) / (high - low) - 1
     return scaled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,7 @@ def _parquet(path: Path) -> Table:
             remedy="Check the path, its permissions and its contents.",
         ) from error
     names = tuple(str(name) for name in content.column_names)
-    columns = tuple(
-        _values(path, name, column.to_pylist())
-        for name, column in zip(names, content.columns, strict=True)
-    )
+    columns = tuple(_values(column.to_pylist()) for column in content.columns)
     if not columns or not columns[0]:
         raise InvalidInput(
             "data", expected="at least one row", got=f"{path}: none", remedy="Add records."
@@ -114,20 +112,15 @@ def _parquet(path: Path) -> Table:
     return Table(path=path, names=names, named=True, columns=columns, lines=lines)
 
 
-def _values(path: Path, name: str, values: Sequence[Any]) -> tuple[Cell, ...]:
+def _values(values: Sequence[Any]) -> tuple[Cell, ...]:
     cells: list[Cell] = []
     for value in values:
         if value is None:
             cells.append(math.nan)
-        elif isinstance(value, bool | int | float):
+        elif isinstance(value, bool | int | float | Decimal):
             cells.append(float(value))
-        elif isinstance(value, str):
-            cells.append(value.strip() if value.strip() else math.nan)
         else:
-            raise InvalidInput(
-                "data",
-                expected="columns of numbers or text",
-                got=f"{type(value).__name__} in column {name!r} of {path}",
-                remedy="Convert that column, or leave it out with --drop.",
-            )
+            # Dates and the like are text, which is refused where the column is used as numbers.
+            text = str(value).strip()
+            cells.append(text if text else math.nan)
     return tuple(cells)

@@ -62,6 +62,7 @@ def test_which_optimizers_are_fused(kind: str) -> None:
     assert len(calls) == (kind not in FUSED)
 
 
+@pytest.mark.filterwarnings("ignore:The optimizer holds the state of earlier steps")
 @pytest.mark.parametrize("kind", ["momentum", "adam", "adam fused", "rmsprop"])
 def test_state_moves_to_plain_torch_and_back(kind: str) -> None:
     ours, theirs = Run(kind), Ordinary(kind)

@@ -124,7 +124,7 @@ def test_page_fits_a_phone_and_darkness(source: str, parsed: Page) -> None:
 def test_every_figure_has_title_caption_and_words_for_who_cannot_see_it(parsed: Page) -> None:
     count = len(REPORT.figures)
     assert len(parsed.named("figure")) == len(parsed.named("figcaption")) == count
-    assert parsed.said["h3"] == [figure.title for figure in REPORT.figures]
+    assert parsed.said["h3"] == [tied(figure.title) for figure in REPORT.figures]
     drawings = parsed.named("svg")
     assert Counter(svg["class"] for svg in drawings) == {"wide": count, "narrow": count}
     for svg, figure in zip(drawings[::2], REPORT.figures, strict=True):

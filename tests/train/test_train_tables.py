@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,49 @@ def test_parquet_gives_the_rows_of_the_csv(people: Path) -> None:
     first, second = (load(str(path), table=options(people)) for path in (people, other))
     assert torch.equal(first.x_train, second.x_train)
     assert torch.equal(first.y_test, second.y_test)
+
+
+def test_dates_of_a_parquet_file_can_be_left_out_and_decimals_are_numbers(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    typed = {
+        "joined": [date(2020, 1, day) for day in (1, 2, 3, 4)],
+        "height": [Decimal("1.5"), None, Decimal(2), Decimal("2.5")],
+        "label": [0, 1, 0, 1],
+    }
+    parquet.write_table(arrow.table(typed), path)
+    ranges = tmp_path / "ranges.toml"
+    ranges.write_text("height = [1, 3]")
+    known = TableOptions(label="label", ranges=str(ranges), drop=("joined",))
+    x, _ = rows(load(str(path), table=known))
+    assert sorted(x.flatten().tolist()) == [-0.5, 0.0, 0.0, 0.5]
+    with pytest.raises(InvalidInput, match=r"'2020-01-01'.*--drop 'joined'"):
+        load(str(path), table=TableOptions(label="label", drop=("height",)))
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "n/a", "NaN", "null", "?"])
+def test_missing_numbers_are_the_middle_of_their_range(people: Path, missing: str) -> None:
+    people.write_text(PEOPLE.replace(";17;", f";{missing};"))
+    holed = rows(load(str(people), table=options(people)))[0]
+    assert (holed[:, 0] == 0).sum() == 2  # 53.5 is the middle too
+    with pytest.raises(InvalidInput, match="a blank, NA or NaN"):
+        load(str(people), table=options(people, ranges=None, drop=("id", "job", "blood pressure")))
+
+
+def test_a_decimal_comma_is_named(people: Path) -> None:
+    people.write_text(PEOPLE.replace("53.5", "53,5"))
+    with pytest.raises(InvalidInput, match=r"'53,5'.*decimal points, not commas"):
+        load(str(people), table=options(people))
+
+
+def test_a_table_without_a_heading_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for first, said in (("2019,1\n", True), ("x,y\n", False)):
+        path.write_text(first + "3.5,0\n4.5,1\n5.5,0\n6.5,1\n")
+        encoding = load(str(path)).encoding
+        assert encoding is not None
+        assert ("no heading (--header yes" in encoding.in_words()) == said
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -53,8 +53,8 @@ def channels(request: ItemRequest) -> Result:
             ("probability of one lie", (1 - printed) / (k - 1), exact[0][1]),
             ("epsilon", epsilon, mechanism.ldp_epsilon),
             ("sum of a row", 1.0, float(sum(channel[0]))),
-            ("contraction at e^epsilon", 0.0, float(divergence.contraction(channel, gamma))),
-            ("contraction at e^(epsilon / 2)", None, inside),
+            ("contraction at exp(epsilon)", 0.0, float(divergence.contraction(channel, gamma))),
+            ("contraction at exp(epsilon / 2)", None, inside),
         ):
             rows.append(
                 ComparisonRow(
