@@ -356,7 +356,7 @@ def _classes(
 
 
 MISSING = frozenset({"na", "n/a", "#n/a", "nan", "null", "none", "?"})
-"""What stands in tables for a number that is missing, in small letters."""
+"""The texts that stand for a missing number, in small letters."""
 
 
 def _is_missing(cell: Cell) -> bool:
@@ -383,7 +383,7 @@ def _numbers(table: Table, name: str, cells: Sequence[Cell], *, blanks: bool = F
             raise InvalidInput(
                 "data",
                 expected=f"a number in every row of column {name!r}",
-                got=f"a blank, NA or NaN in {table.path} line {line}",
+                got=f"a blank or NA in {table.path} line {line}",
                 remedy=f"Declare its range in a --ranges file ({name} = [low, high]): a blank is "
                 "then its middle. Or pass --private-ranges, or leave it out with --drop.",
             )
