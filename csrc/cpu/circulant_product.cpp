@@ -23,7 +23,7 @@ using ghost::round_up;
 using ghost::scratch;
 
 constexpr std::int64_t kRowsTogether = 64;  // samples whose transforms are in the cache
-constexpr std::int64_t kTerms = 64;          // terms of a sum whose lanes are in the first cache
+constexpr std::int64_t kTerms = 64;         // terms of a sum whose lanes are in the first cache
 
 template <class F, int kBytes>
 struct Circulant : circulant::Blocks<F, kBytes> {
