@@ -1,9 +1,9 @@
 """Time steps of whole loops, the loader's part included, of models whose steps are short.
 
 The step benchmark hands every variant the same batch and times what follows. Here loops draw
-batches of their own from a ``TensorDataset``: the ordinary one by a ``DataLoader``, which takes rows
-one by one, the private ones by the loader of ``make_private``, which draws records with the secure
-generator and reads them at once.
+batches of their own from a ``TensorDataset``: the ordinary one by a ``DataLoader``, which takes
+rows one by one, the private ones by the loader of ``make_private``, which draws records with the
+secure generator and reads them at once.
 """
 
 from __future__ import annotations
