@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MOST_UNIFORM = 8
-"""Batches whose samples all have one class that are looked at until a probe counts as conclusive."""
+"""Probed batches whose samples all have one class until a probe counts as conclusive."""
 
 
 class ForwardGuard:
