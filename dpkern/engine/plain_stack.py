@@ -34,8 +34,8 @@ _LAYERS = frozenset(
 )
 """Functions that make one node of the graph each.
 
-Where one takes a batch for a single sample, its parameters fit one number of rows alone: it fails with
-fewer rows than the batch has.
+Where one takes a batch for a single sample its graph has other nodes, and its parameters fit one number
+of rows alone.
 """
 
 _NODES = frozenset(
@@ -69,13 +69,13 @@ def output_of_stack(
         call: runs it, gives its output to a function, and puts its state back; returns what the
             function returns.
         arguments: a batch, samples first.
-        batch: number of samples; more than ``SAMPLES``.
+        batch: number of samples.
 
     Returns:
         The output, without its graph; None if the module does anything else, or does not run.
     """
     given = [*tensors_of(arguments)]
-    if batch <= SAMPLES or len(given) != 1 or not given[0].is_floating_point():
+    if batch < SAMPLES or len(given) != 1 or not given[0].is_floating_point():
         return None
     few = first_rows(arguments, batch, SAMPLES)
     few = mapped(few, lambda tensor: tensor.requires_grad_().clone())
