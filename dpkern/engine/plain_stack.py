@@ -34,8 +34,8 @@ _LAYERS = frozenset(
 )
 """Functions that make one node of the graph each.
 
-Where one takes a batch for a single sample its graph has other nodes, and its parameters fit one number
-of rows alone.
+Where one takes a batch for a single sample its graph has other nodes, and its parameters fit one
+number of rows alone.
 """
 
 _NODES = frozenset(
