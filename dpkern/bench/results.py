@@ -27,7 +27,7 @@ COLUMNS = (
     "guard",
 )
 TEXT_COLUMNS = ("op and case", "backend", "thr", "ms", "torch ms", "ratio", "limit", "guard")
-TEXT_WIDTHS = (25, 9, 3, 9, 8, 6, 6, 7)
+TEXT_WIDTHS = (22, 9, 3, 9, 8, 6, 6, 10)
 STEP_COLUMNS = ("step", "threads", "ms", "ratio", "interval", "guard")
 STEP_WIDTHS = (15, 7, 9, 7, 14, 23)
 KEY = ("op", "case", "sizes", "dtype", "backend", "isa", "threads", "cache")
