@@ -42,6 +42,22 @@ def test_an_epsilon_fails_where_some_pair_is_known_to_spend_more() -> None:
     assert of_epsilon("c", 1.0, math.inf, attained=False).verdict == UNDECIDED
 
 
+def test_every_verdict_has_a_reason() -> None:
+    lower = [value - 1 + 0.01 * place for place, value in enumerate(RUNS)]
+    found = [of_number("c", printed, interval(RUNS), 5, unit="%") for printed in (90.1, 93.0)]
+    found += [of_order("c", *pair, unit="%") for pair in ((RUNS, lower), (lower, RUNS))]
+    found += [of_epsilon("c", 1.0, certified) for certified in (1.0, 2.0, math.inf)]
+    found += [verdict.exact("c", True), verdict.exact("c", False, ours=1.0, half=0.1)]
+    assert all(one.reason for one in found)
+    assert len({one.reason for one in found}) == len(found)
+
+
+def test_a_simulated_number_has_an_interval() -> None:
+    one = verdict.exact("c", True, unit="share", ours=0.5, half=0.1)
+    assert (one.low, one.high) == (0.4, 0.6)
+    assert verdict.exact("c", True).low is None
+
+
 def test_runs_that_stopped_or_collapsed_decide_nothing() -> None:
     assert not verdict.spoiled(2, 2, 5)
     assert verdict.spoiled(3, 0, 5) == "3 of 5 runs were stopped by the guard, 0 collapsed"
