@@ -71,7 +71,10 @@ def test_curves_have_bars_levels_and_a_legend_that_hides_none_of_them(drawn: Any
 def test_a_legend_covers_neither_the_names_below_the_axis_nor_the_panel_beside_it(
     drawn: Any,
 ) -> None:
-    long = [Line(label=f"released code, {n} of the records", x=X, y=X) for n in range(5)]
+    long = [
+        Line(label=f"released code, noise of a fixed label for {n} records", x=X, y=X)
+        for n in range(5)
+    ]
     names = [Line(label="after the last epoch", x=(1, 2), y=(0.0, 1.0), spoiled=(True, False))]
     made = drawn(
         Panel(title="curves", x_label="epsilon", lines=long),

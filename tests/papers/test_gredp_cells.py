@@ -278,7 +278,7 @@ def test_figures_are_judged_for_every_model_and_dynamics_at_the_printed_epsilon(
     assert [one.published for one in early] == [78.37, 33.38, 68.78]
     passed = [one for one in found if "passes" in one.claim]
     assert [one.published for one in passed] == [24.0, 2.0, 11.0, 16.0]
-    # Runs without privacy have 10 % more after every epoch: none is above 45 % after three.
+    # The runs are faked and gain 10 points an epoch: none is above 45 % after three.
     assert all(one.ours is not None and math.isnan(one.ours) for one in passed)
     assert {one.verdict for one in (*early, *passed)} == {UNDECIDED}
     other = reproduce("gredp", "fig3", ItemRequest(quick=True, epsilon=(0.5,))).verdicts

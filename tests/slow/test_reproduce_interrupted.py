@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def test_an_interrupted_item_ends_with_the_same_numbers(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     subprocess.run(command(item, whole), check=True, capture_output=True, timeout=SECONDS)
-    with subprocess.Popen(command(item, parts), stderr=subprocess.PIPE, text=True) as process:
+    # A pytest in the background would hand down that it ignores Ctrl-C.
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command(item, parts), stderr=subprocess.PIPE, text=True, preexec_fn=listens
+    ) as process:
         until = time.monotonic() + SECONDS
         while len(list(parts.glob(f"{FOLDER}/*.json"))) < kept and time.monotonic() < until:
             time.sleep(0.005)
