@@ -122,7 +122,7 @@ def numbers(found: Sequence[Trained]) -> list[Verdict]:
     if ours and usual:
         verdicts.append(
             of_order(
-                "MNIST, epsilon .2: Ours is up to 9 points above Gaussian noise",
+                "MNIST, epsilon .2: Ours is more accurate than Gaussian noise (by up to 9 points)",
                 ours.runs.last,
                 usual.runs.last,
                 unit=DIFFERENCE,
