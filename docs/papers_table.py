@@ -49,11 +49,11 @@ dpkern reproduce all --quick --resume            # after Ctrl-C: finished settin
 dpkern reproduce gredp all --data mnist=FOLDER   # one paper at the source's size
 ```
 
-The first one takes four minutes of processor time in one thread, and took 7 minutes 42 seconds with a low
-priority on two busy cores. With a second thread it took more than twice as much, in waiting.
-Everything is checked, data included, before the first training. Ctrl-C in the middle of nine
-items, and four times in `all`, was followed by `--resume`: no finished setting was computed again,
-and every number is that of a run without a break.
+The first one takes four minutes of processor time in one thread; with a low priority on two busy
+cores it took 7 minutes 42 seconds. With a second thread it took more than twice as much, in
+waiting. Everything is checked, data included, before the first training. After Ctrl-C in the middle
+of nine items, of some twice, `--resume` computed no finished setting again and ended with the
+numbers of a run without a break.
 
 A verdict on an accuracy needs the source's data (the data set's own files, by their digests), all
 of it, and five runs. Below every figure of accuracies stands what training without noise reached

@@ -18,7 +18,7 @@ from dpkern.papers.pieces import FOLDER
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 120
+SECONDS = 600
 
 
 def command(item: str, out: Path, *options: str) -> list[str]:
@@ -41,9 +41,7 @@ def _untimed(content: Any) -> Any:
     return [_untimed(one) for one in content] if isinstance(content, list) else content
 
 
-@pytest.mark.parametrize(
-    ("item", "kept"), [("spof rates", 3), ("pnsgd experiment", 2), ("ldp all", 2)]
-)
+@pytest.mark.parametrize(("item", "kept"), [("spof rates", 3), ("ldp all", 2)])
 def test_an_interrupted_item_ends_with_the_same_numbers(
     item: str, kept: int, tmp_path: Path
 ) -> None:
