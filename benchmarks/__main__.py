@@ -6,6 +6,7 @@ Usage::
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
     python -m benchmarks host [MODEL ...] ...               what privacy adds on the host
     python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
+    python -m benchmarks epoch [MODEL ...] ...              steps with the making of their batches
     python -m benchmarks ring [--parameters N]              noise prefetched by a second thread
     python -m benchmarks noise-tables [--rounds N]          draws by source, tables included
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
@@ -33,6 +34,7 @@ from dpkern.commands.bench import measure
 
 from . import calls as op_calls
 from . import (
+    epoch_speed,
     guard_report,
     host_report,
     noise_tables_speed,
@@ -141,6 +143,20 @@ def host(
     machine = this_machine() | {"cores": threads}
     content = {"machine": machine, "rows": rows}
     write(path or default("host", not models), content, host_report.markdown(machine, rows))
+
+
+@app.command()
+def epoch(
+    models: Annotated[list[str] | None, typer.Argument(help="which models; default: three")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="threads")] = 1,
+    rounds: Annotated[int, typer.Option(min=3, help="rounds of turns")] = 21,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time steps of whole loops, the making of their batches included."""
+    names = known(models or list(epoch_speed.MODELS), TASKS, "model")
+    rows, machine = epoch_speed.rows(names, threads, rounds), this_machine()
+    table = epoch_speed.markdown(machine, rows)
+    write(path or default("epoch", not models), {"machine": machine, "rows": rows}, table)
 
 
 @app.command()

@@ -90,7 +90,7 @@ def steps(rounds: int) -> Iterator[dict[str, Any]]:
         yield {"task": task.title, "ratios": ratios(times, "DP-SGD")}
 
 
-BLOCKS = (8, 16, 64)
+BLOCKS = (2, 4, 8, 16, 64, 128)
 """Sizes of the blocks of circulant layers."""
 
 

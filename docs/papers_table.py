@@ -9,15 +9,24 @@ some items of it; without it the page is written anew from what is committed. Re
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpkern.papers import everything
-from dpkern.papers.figure import DiagramBox, Line, Panel, draw
+from dpkern.papers.result import (
+    NONE_PUBLISHED,
+    ComparisonRow,
+    DiagramBox,
+    Line,
+    Panel,
+    Result,
+)
 from dpkern.papers.sources import PARTS, SourcePart
 
 ROOT = Path(__file__).parents[1]
@@ -40,18 +49,22 @@ dpkern reproduce all --quick --resume            # after Ctrl-C: finished settin
 dpkern reproduce gredp all --data mnist=FOLDER   # one paper at the source's size
 ```
 
-The first one took between 5 and 10 minutes on a machine with two cores and other work before every
-figure had a control. The present one has been timed beside four other processes only, where it took
-21 minutes of processor time. Everything is checked, data included, before the first training.
+The first one takes four minutes of processor time in one thread; with a low priority on two busy
+cores it took 7 minutes 42 seconds. With a second thread it took more than twice as much, in
+waiting. Everything is checked, data included, before the first training. After Ctrl-C in the middle
+of nine items, of some twice, and four times in `all`, `--resume` computed no finished setting again
+and ended with the numbers of a run without a break; only measured times differ.
 
 A verdict on an accuracy needs the source's data (the data set's own files, by their digests), all
-of it, and five runs. Below every figure stands what training without noise reached; where that is
-too little for the runs with noise to show anything, the figure is not drawn. A quick run
-decides formulas and epsilons only, and says so. *fails* for an epsilon means that some pair of
-neighbouring records spends more; where no such pair is known, and no certificate either, the claim
-is *not decidable here*. Every figure counts the runs that the divergence guard stopped, and those
-that *collapsed*: whose outputs are the same for every record. A red cross marks places where most
-runs did either.
+of it, and five runs. Below every figure of accuracies stands what training without noise reached
+(SPOF's beside the best constant output); where that is too little for the runs with noise to show
+anything, the figure is not drawn, but for `spof released`, which shows what the authors' code does.
+A quick run decides formulas and epsilons only, and says so. *fails* for an epsilon means that some
+pair of neighbouring records spends more; where no such pair is known, and no certificate either,
+the claim is *not decidable here*. Every figure counts the runs that the divergence guard stopped,
+and those that *collapsed*: whose outputs are the same for every record. A red cross marks places
+where most runs did either. Figures of tables have a row for each of theirs; what is infinite
+stands at the right edge.
 
 The table gives the verdict that leads, and how many there are of each. Its pictures are those of
 the quick run{others}. Table VII needs weights in torchvision's layout:
@@ -135,6 +148,7 @@ def _longer(folder: Path, part: SourcePart) -> str:
         if row["quantity"] == "accuracy %" and ", after " not in row["setting"]
     ]
     runs = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    told = told or [_leading(content["verdicts"])]
     cells = (f"`{part.command}`", "; ".join(data), runs, "; ".join(told))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -181,24 +195,40 @@ def redraw(content: Mapping[str, Any], path: Path) -> None:
         Panel(
             **{
                 **panel,
-                "lines": [Line(**_numbers(line)) for line in panel["lines"]],
+                "lines": [Line(**_numbers(line, "x", "y", "half")) for line in panel["lines"]],
                 "boxes": [DiagramBox(**box) for box in panel["boxes"]],
             }
         )
         for panel in content["panels"]
     ]
-    data = sorted({row["data"] for row in content["rows"]} - {"formula"})
-    title = f"{content['paper']} {content['item']}: {content['title']}\ndata: {'; '.join(data)}"
-    draw(panels, title, path.parent, path.stem, footer=content.get("control", ""))
-    path.with_suffix(".svg").unlink()
+    result = Result(
+        rows=[_comparison(row) for row in content["rows"]],
+        panels=panels,
+        settings={},
+        control=content.get("control", ""),
+        **{name: content[name] for name in ("paper", "item", "title")},
+    )
+    with TemporaryDirectory() as folder:
+        shutil.copy(result.write(Path(folder))["png"], path)
 
 
-def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+def _comparison(row: Mapping[str, Any]) -> ComparisonRow:
+    """Return a row as it was before it was written."""
+    names = ("ours", "published", "epsilon_claimed", "epsilon_certified")
+    published = None if row["published"] == NONE_PUBLISHED else row["published"]
+    return ComparisonRow(**_numbers({**row, "published": published}, *names))
+
+
+def _numbers(content: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Turn words for numbers that are not finite into numbers."""
-    made = dict(line)
-    for name in ("x", "y", "half"):
-        made[name] = [float(value) for value in line.get(name, ())]
-    return made
+    words = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+    def number(value: Any) -> Any:
+        if isinstance(value, list):
+            return [number(one) for one in value]
+        return words.get(value, value) if isinstance(value, str) else value
+
+    return {name: number(value) if name in names else value for name, value in content.items()}
 
 
 def update(folder: Path) -> None:

@@ -120,11 +120,11 @@ class ReplayedStep {
 
   // Factors of all samples and weighted sums of what is held here, one clip group after another.
   // bounds, scales: of each group's norms, and from captured gradients to those that are clipped.
-  // nearest: by group, whether integers of one position are rounded to nearest.
+  // factored: by group, whether integers of one position are products of vectors of integers.
   // Factors [groups, room] and norms [groups, room] are written where they are told.
   // Returns: how many of the first `records` samples have a norm that is not finite.
   std::int64_t close(const std::vector<double>& bounds, const std::vector<double>& scales,
-                     bool automatic, const std::vector<bool>& nearest, std::int64_t records,
+                     bool automatic, const std::vector<bool>& factored, std::int64_t records,
                      std::int64_t room, std::uintptr_t factors_address,
                      std::uintptr_t norms_address, std::uintptr_t sums_address) {
     F* const factors = pointer<F>(factors_address);
@@ -143,7 +143,7 @@ class ReplayedStep {
     for (std::size_t k = 0; k < groups_.size(); ++k) {
       const F* const own = factors + static_cast<std::int64_t>(k) * room;
       if (exact_) {
-        add_integers(k, own, nearest.at(k), pointer<std::int32_t>(sums_address));
+        add_integers(k, own, factored.at(k), pointer<std::int32_t>(sums_address));
       } else {
         add_floats(k, own, pointer<F>(sums_address));
       }
@@ -229,7 +229,8 @@ class ReplayedStep {
     }
   }
 
-  void add_integers(std::size_t k, const F* factors, bool nearest, std::int32_t* sums_begin) const {
+  void add_integers(std::size_t k, const F* factors, bool factored,
+                    std::int32_t* sums_begin) const {
     const Group<F>& group = groups_[k];
     if (!group.values.empty()) {
       cpu::explicit_integer_sum<F>(
@@ -238,8 +239,8 @@ class ReplayedStep {
     }
     for (const Layer<F>& layer : layers_) {
       if (!sums(layer, k)) continue;
-      const bool single = layer.positions == 1 && nearest;
-      const auto rounding = single ? cpu::LinearRounding::kNearest : cpu::LinearRounding::kTruncate;
+      const bool single = layer.positions == 1 && factored;
+      const auto rounding = single ? cpu::LinearRounding::kFactors : cpu::LinearRounding::kTruncate;
       cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums_begin + layer.out, rounding,
                                   batch_, layer.positions, layer.inputs, layer.outputs},
                                  threads_);

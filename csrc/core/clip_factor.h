@@ -18,12 +18,23 @@ DPK_HD D clip_factor(D norm, D max_norm, bool automatic) {
   return norm <= aim ? D{1} : aim / norm;
 }
 
-// The factor in the kernel's type, never above `factor`: near the smallest floats, rounding to
-// nearest would lift it by more than the slack.
+// The factor, at least 0, in the kernel's type, never above `factor`: near the smallest floats,
+// rounding to nearest would lift it by more than the slack.
 template <class T>
 DPK_HD T round_down(double factor) {
   const T rounded = static_cast<T>(factor);
+#if defined(__CUDACC__)
   return static_cast<double>(rounded) > factor ? std::nextafter(rounded, T{0}) : rounded;
+#else
+  if constexpr (sizeof(T) == sizeof(double)) return rounded;
+  // The next float below a positive one has the bits before it; loops of this are vectorised.
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &rounded, sizeof(bits));
+  bits -= static_cast<double>(rounded) > factor ? 1 : 0;
+  float lower;
+  __builtin_memcpy(&lower, &bits, sizeof(lower));
+  return static_cast<T>(lower);
+#endif
 }
 
 }  // namespace dpkern

@@ -37,8 +37,8 @@ struct Powers : circulant::Blocks<double, kBytes> {
   using Base::kVectors, Base::kWide, Base::transform, Base::turn_in;
   using V = typename Base::V;
 
-  static std::int64_t room(std::int64_t values, const Lines<double>& lines) {
-    return (2 * values + 2 * lines.K + lines.d) * kWide;
+  static std::int64_t room_of(std::int64_t values, const Lines<double>& lines) {
+    return (2 * values + 2 * lines.K) * kWide + Base::room(lines);
   }
   // powers [K + 1, kWide]: those of each frequency, then the sum of all squares, of samples that
   // are multiplied by their scale.
@@ -89,7 +89,7 @@ void circulant_squares(const CirculantSquares<T>& call, int threads) {
     versioned_by_width([&](auto width) DPK_INLINE {
       using Of = Powers<width>;
       const std::int64_t most = std::max(call.q, call.p) * call.d, size = (lines.K + 1) * Of::kWide;
-      double* const x_powers = scratch<double, 0>(2 * size + Of::room(most, lines));
+      double* const x_powers = scratch<double, 0>(2 * size + Of::room_of(most, lines));
       double *const g_powers = x_powers + size, *const room = g_powers + size;
       double x_scales[Of::kWide], g_scales[Of::kWide];
       for (std::int64_t tile = begin; tile < end; ++tile) {

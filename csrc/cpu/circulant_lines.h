@@ -1,9 +1,11 @@
 #pragma once
 // Transforms of circulant blocks, for as many samples or blocks at once as a vector has lanes.
 //
-// A block is folded about its first entry, so that cosines meet sums and sines meet differences,
-// and multiplied by tables of half its length. The way back is the same with entries and
-// frequencies changed over.
+// A block of d entries is folded about its first one, so that cosines meet sums and sines meet
+// differences. Where 4 divides d it is folded once more, about entry d / 4: with a' = d / 2 - a,
+//   cos(2 pi k a' / d) = (-1)^k cos(2 pi k a / d)    sin(2 pi k a' / d) = -(-1)^k sin(2 pi k a / d)
+// so that even and odd frequencies each meet half of the entries, in tables of a quarter of the
+// block's length. The way back is the same with entries and frequencies changed over.
 
 #include <algorithm>
 #include <cmath>
@@ -20,15 +22,22 @@ namespace dpkern::cpu::circulant {
 
 using ghost::load;
 
-// Cosines and sines of a block of d entries: K frequencies, K entries that cosines meet, `odd` that
-// sines do.
+// Tables of a block of d entries with K frequencies.
 template <class F>
 struct Lines {
-  std::int64_t d, K, odd;
-  std::vector<F> cosines, sines;             // [K, K] and [K, odd], of the transform
-  std::vector<F> even_entries, odd_entries;  // [K, K] and [odd, K], of the way back
+  std::int64_t d, K;
+  bool twice;         // whether it is folded about d / 4 too
+  std::int64_t half;  // the last entry that is left, d / 2 (rounded down) or d / 4
+  // Of even and odd frequencies (of all where it is folded once, as the even ones), [rows, columns]
+  // each; for the way back of even and odd entries.
+  struct Table {
+    std::int64_t rows, columns;
+    std::vector<F> entries;
+  };
+  Table cosines[2], sines[2], back_cosines[2], back_sines[2];
 
-  explicit Lines(std::int64_t block) : d(block), K(block / 2 + 1), odd((block - 1) / 2) {
+  explicit Lines(std::int64_t block)
+      : d(block), K(block / 2 + 1), twice(block % 4 == 0), half(twice ? block / 4 : block / 2) {
     std::vector<double> turns(static_cast<std::size_t>(2 * d));
     for (std::int64_t m = 0; m < d; ++m) {
       const double angle =
@@ -36,24 +45,34 @@ struct Lines {
       turns[static_cast<std::size_t>(2 * m)] = 4 * m == d || 4 * m == 3 * d ? 0 : std::cos(angle);
       turns[static_cast<std::size_t>(2 * m + 1)] = 2 * m == d ? 0 : std::sin(angle);
     }
-    const auto turn = [&](std::int64_t k, std::int64_t a, int part) {
-      return turns[static_cast<std::size_t>(2 * (k * a % d) + part)];
-    };
     const auto weight = [&](std::int64_t k) {
       return (k == 0 || 2 * k == d ? 1.0 : 2.0) / static_cast<double>(d);
     };
-    for (std::int64_t k = 0; k < K; ++k) {
-      for (std::int64_t a = 0; a < K; ++a) cosines.push_back(static_cast<F>(turn(k, a, 0)));
-      for (std::int64_t a = 1; a <= odd; ++a) sines.push_back(static_cast<F>(turn(k, a, 1)));
-    }
-    for (std::int64_t a = 0; a < K; ++a) {
-      for (std::int64_t k = 0; k < K; ++k) {
-        even_entries.push_back(static_cast<F>(weight(k) * turn(k, a, 0)));
+    // Rows are all frequencies (or entries), or every other one from `first` on; columns go from
+    // one entry to another one, up or down.
+    const auto table = [&](std::int64_t first, std::int64_t from, std::int64_t to, int part,
+                           bool back) {
+      const std::int64_t columns = std::abs(to - from) + 1, up = to >= from ? 1 : -1;
+      Table made{0, columns, {}};
+      for (std::int64_t row = first; row < K; row += twice ? 2 : 1, ++made.rows) {
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const std::int64_t column = from + up * i;
+          const double turn = turns[static_cast<std::size_t>(2 * (row * column % d) + part)];
+          made.entries.push_back(static_cast<F>((back ? weight(column) : 1.0) * turn));
+        }
       }
-    }
-    for (std::int64_t a = 1; a <= odd; ++a) {
-      for (std::int64_t k = 0; k < K; ++k) {
-        odd_entries.push_back(static_cast<F>(weight(k) * turn(k, a, 1)));
+      return made;
+    };
+    for (const bool back : {false, true}) {
+      Table *const of_sums = back ? back_cosines : cosines, *const of_odd =
+                                                                back ? back_sines : sines;
+      of_sums[0] = table(0, 0, half, 0, back);
+      if (twice) {  // differences stand behind the sums, the last pair's first
+        of_sums[1] = table(1, half - 1, 0, 0, back);
+        of_odd[0] = half > 1 ? table(0, half - 1, 1, 1, back) : Table{(K + 1) / 2, 0, {}};
+        of_odd[1] = table(1, 1, half, 1, back);
+      } else {
+        of_odd[0] = d > 2 ? table(0, 1, (d - 1) / 2, 1, back) : Table{K, 0, {}};
       }
     }
   }
@@ -84,6 +103,7 @@ struct Blocks {
   static DPK_INLINE void turn_in(const F* from, std::int64_t step, std::int64_t count,
                                  std::int64_t width, F* to) {
     if (count < kWide) std::fill(to, to + width * kWide, F{0});
+    if (width == 2 && step == 2 && count == kWide) return turn_pairs(from, to);
     std::int64_t row = 0;
     for (; row + 4 <= count; row += 4) {
       std::int64_t a = 0;
@@ -101,6 +121,19 @@ struct Blocks {
     }
     for (; row < count; ++row) {
       for (std::int64_t a = 0; a < width; ++a) to[a * kWide + row] = from[row * step + a];
+    }
+  }
+  // Pairs that stand one behind the other.
+  static DPK_INLINE void turn_pairs(const F* from, F* to) {
+    using Mask = Vector<std::conditional_t<sizeof(F) == 4, std::int32_t, std::int64_t>, kLanes>;
+    Mask first, second;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) first[i] = 2 * i, second[i] = 2 * i + 1;
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const V left = load<V>(from + 2 * v * kLanes), right = load<V>(from + (2 * v + 1) * kLanes);
+      reinterpret_cast<V*>(to)[v] = __builtin_shuffle(left, right, first);
+      reinterpret_cast<V*>(to + kWide)[v] = __builtin_shuffle(left, right, second);
     }
   }
   // The way back, added to what is there or in its place.
@@ -172,38 +205,87 @@ struct Blocks {
     }
   }
 
+  // What folding needs, and the way back.
+  static std::int64_t room(const Lines<F>& lines) { return 4 * lines.K * kWide; }
+
   // Spectra of blocks [d, kWide]: cosine and sine sums of frequency k at `to + k * step`.
   static DPK_INLINE void transform(const Lines<F>& lines, const F* from, F* room, F* to,
                                    std::int64_t step) {
-    V* const even = reinterpret_cast<V*>(room);
-    V* const odd = reinterpret_cast<V*>(room + lines.K * kWide);
+    const std::int64_t d = lines.d, K = lines.K;
     const V* const at = reinterpret_cast<const V*>(from);
+    V* const even = reinterpret_cast<V*>(room);
+    V* const odd = even + K * kVectors;
     for (int v = 0; v < kVectors; ++v) even[v] = at[v];
-    for (std::int64_t a = 1; a < lines.K; ++a) {
+    for (std::int64_t a = 1; a < K; ++a) {
       for (int v = 0; v < kVectors; ++v) {
-        const V first = at[a * kVectors + v], last = at[(lines.d - a) * kVectors + v];
-        even[a * kVectors + v] = 2 * a == lines.d ? first : first + last;
-        if (a <= lines.odd) odd[(a - 1) * kVectors + v] = first - last;
+        const V first = at[a * kVectors + v], last = at[(d - a) * kVectors + v];
+        even[a * kVectors + v] = 2 * a == d ? first : first + last;
+        odd[a * kVectors + v] = first - last;
       }
     }
-    combine(lines.cosines.data(), lines.K, lines.K, room, kWide, to, step);
-    combine(lines.sines.data(), lines.K, lines.odd, room + lines.K * kWide, kWide, to + kWide,
-            step);
+    meet(lines, lines.cosines, lines.sines, even, odd, to, to + kWide, step);
   }
   // Blocks [d, kWide] of spectra.
   static DPK_INLINE void transform_back(const Lines<F>& lines, const F* from, std::int64_t step,
                                         F* room, F* to) {
-    combine(lines.even_entries.data(), lines.K, lines.K, from, step, room, kWide);
-    F* const odd = room + lines.K * kWide;
-    combine(lines.odd_entries.data(), lines.odd, lines.K, from + kWide, step, odd, kWide);
-    for (std::int64_t a = 0; a < lines.K; ++a) {
-      const bool paired = a > 0 && a <= lines.odd;
-      for (int i = 0; i < kWide; ++i) {
-        const F e = room[a * kWide + i], o = paired ? odd[(a - 1) * kWide + i] : F{0};
-        to[a * kWide + i] = e + o;
-        if (paired) to[(lines.d - a) * kWide + i] = e - o;
+    const std::int64_t d = lines.d, K = lines.K;
+    V* const even = reinterpret_cast<V*>(room);
+    V* const odd = even + K * kVectors;
+    for (std::int64_t k = 0; k < K; ++k) {
+      const V* const at = reinterpret_cast<const V*>(from + k * step);
+      for (int v = 0; v < kVectors; ++v) {
+        even[k * kVectors + v] = at[v];
+        odd[k * kVectors + v] = at[kVectors + v];
       }
     }
+    F* const results = room + 2 * K * kWide;
+    meet(lines, lines.back_cosines, lines.back_sines, even, odd, results, results + K * kWide,
+         kWide);
+    const V* const e = reinterpret_cast<const V*>(results);
+    const V* const o = e + K * kVectors;
+    V* const out = reinterpret_cast<V*>(to);
+    for (std::int64_t a = 0; a < K; ++a) {
+      const bool paired = a > 0 && 2 * a != d;
+      for (int v = 0; v < kVectors; ++v) {
+        const V first = e[a * kVectors + v], second = o[a * kVectors + v];
+        out[a * kVectors + v] = paired ? first + second : first;
+        if (paired) out[(d - a) * kVectors + v] = first - second;
+      }
+    }
+  }
+  static DPK_INLINE void by(const typename Lines<F>::Table& table, const V* from, F* to,
+                            std::int64_t step) {
+    combine(table.entries.data(), table.rows, table.columns, reinterpret_cast<const F*>(from),
+            kWide, to, step);
+  }
+  // Cosine sums of even[0..d/2] and sine sums of odd[1..], which are folded in place.
+  static DPK_INLINE void meet(const Lines<F>& lines, const typename Lines<F>::Table* cosines,
+                              const typename Lines<F>::Table* sines, V* even, V* odd, F* to_even,
+                              F* to_odd, std::int64_t step) {
+    if (!lines.twice) {
+      by(cosines[0], even, to_even, step);
+      by(sines[0], odd + kVectors, to_odd, step);
+      return;
+    }
+    for (std::int64_t a = 0; a < lines.half; ++a) {
+      const std::int64_t partner = 2 * lines.half - a;
+      for (int v = 0; v < kVectors; ++v) {
+        V &first = even[a * kVectors + v], &last = even[partner * kVectors + v];
+        const V sum = first + last, difference = first - last;
+        first = sum, last = difference;
+        if (a == 0) continue;
+        V &begin = odd[a * kVectors + v], &end = odd[partner * kVectors + v];
+        const V odd_sum = begin + end, odd_difference = begin - end;
+        begin = odd_sum, end = odd_difference;
+      }
+    }
+    const V *const differences = even + (lines.half + 1) * kVectors, *const odd_differences =
+                                                                         odd + (lines.half + 1) *
+                                                                                   kVectors;
+    by(cosines[0], even, to_even, 2 * step);
+    by(cosines[1], differences, to_even + step, 2 * step);
+    by(sines[0], odd_differences, to_odd, 2 * step);
+    by(sines[1], odd + kVectors, to_odd + step, 2 * step);
   }
 };
 

@@ -22,8 +22,8 @@ using circulant::Lines;
 using ghost::round_up;
 using ghost::scratch;
 
-constexpr std::int64_t kRowsTogether = 128;  // samples whose transforms are in the cache
-constexpr std::int64_t kGroup = 16;          // samples whose blocks fill lanes together
+constexpr std::int64_t kRowsTogether = 64;  // samples whose transforms are in the cache
+constexpr std::int64_t kTerms = 64;         // terms of a sum whose lanes are in the first cache
 
 template <class F, int kBytes>
 struct Circulant : circulant::Blocks<F, kBytes> {
@@ -32,25 +32,27 @@ struct Circulant : circulant::Blocks<F, kBytes> {
       Base::turn_in;
   using V = typename Base::V;
 
-  // sums [row][2][kWide], `step` apart, += over n of scalars [row][n][2] and lanes [n][2][kWide].
+  // sums [row][2][kWide], `step` apart, += over n of scalars [row][2][n], whose rows are `between`
+  // and whose parts are half of that apart, and lanes [n][2][kWide].
   template <int kRows, bool kReal>
   static DPK_INLINE void add_rows(const F* scalars, std::int64_t between, const F* lanes,
                                   std::int64_t apart, std::int64_t count, F* to,
                                   std::int64_t step) {
     V c[kRows][kVectors], s[kRows][kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         c[i][v] = reinterpret_cast<const V*>(to + i * step)[v];
-        s[i][v] = reinterpret_cast<const V*>(to + i * step + kWide)[v];
+        if constexpr (!kReal) s[i][v] = reinterpret_cast<const V*>(to + i * step + kWide)[v];
       }
     }
     for (std::int64_t n = 0; n < count; ++n) {
       const V* const at = reinterpret_cast<const V*>(lanes + n * apart);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const F cosine = scalars[i * between + 2 * n], sine = scalars[i * between + 2 * n + 1];
+        const F* const scalar = scalars + i * between + n;
+        const F cosine = scalar[0], sine = kReal ? F{0} : scalar[between / 2];
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
           c[i][v] += cosine * at[v];
@@ -62,62 +64,69 @@ struct Circulant : circulant::Blocks<F, kBytes> {
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         reinterpret_cast<V*>(to + i * step)[v] = c[i][v];
-        reinterpret_cast<V*>(to + i * step + kWide)[v] = s[i][v];
+        if constexpr (!kReal) reinterpret_cast<V*>(to + i * step + kWide)[v] = s[i][v];
       }
     }
   }
   static DPK_INLINE void add(bool real, std::int64_t rows, const F* scalars, std::int64_t between,
                              const F* lanes, std::int64_t apart, std::int64_t count, F* to,
                              std::int64_t step) {
-    for (std::int64_t i = 0; i < rows;) {
-      const F* const from = scalars + i * between;
-      F* const at = to + i * step;
-      if (rows - i >= kTile) {
-        if (real) {
-          add_rows<kTile, true>(from, between, lanes, apart, count, at, step);
-        } else {
-          add_rows<kTile, false>(from, between, lanes, apart, count, at, step);
-        }
-        i += kTile;
+    for (std::int64_t n = 0; n < count; n += kTerms) {
+      const std::int64_t terms = std::min(kTerms, count - n);
+      if (real) {
+        add_terms<true>(rows, scalars + n, between, lanes + n * apart, apart, terms, to, step);
       } else {
-        add_rows<1, false>(from, between, lanes, apart, count, at, step);
-        i += 1;
+        add_terms<false>(rows, scalars + n, between, lanes + n * apart, apart, terms, to, step);
       }
     }
   }
+  template <bool kReal>
+  static DPK_INLINE void add_terms(std::int64_t rows, const F* scalars, std::int64_t between,
+                                   const F* lanes, std::int64_t apart, std::int64_t terms, F* to,
+                                   std::int64_t step) {
+    constexpr int kTogether = kReal ? 2 * kTile : kTile;  // as many sums as registers hold
+    std::int64_t i = 0;
+    for (; i + kTogether <= rows; i += kTogether) {
+      add_rows<kTogether, kReal>(scalars + i * between, between, lanes, apart, terms, to + i * step,
+                                 step);
+    }
+    for (; i < rows; ++i) {
+      add_rows<1, kReal>(scalars + i * between, between, lanes, apart, terms, to + i * step, step);
+    }
+  }
 
-  // Spectra of `count` consecutive blocks, one by one: frequency k of block n stands at
-  // to[k * step + place(n)], the cosine sum first, the sine sum times `sign` `behind` it.
+  // Spectra of `count` consecutive blocks, one by one: frequency k of a block stands at
+  // to[k * step + place()], the cosine sum first, the sine sum times `sign` `behind` it. `place` is
+  // asked once for every block, in turn.
   template <class Place>
   static DPK_INLINE void spectra_of(const Lines<F>& lines, const F* from, std::int64_t count,
                                     F sign, F* room, F* to, std::int64_t step, std::int64_t behind,
-                                    const Place& place) {
+                                    Place place) {
     F* const blocks = room;
     F* const spectra = blocks + lines.d * kWide;
     F* const folded = spectra + 2 * lines.K * kWide;
     for (std::int64_t first = 0; first < count; first += kWide) {
       const std::int64_t used = std::min<std::int64_t>(kWide, count - first);
       std::int64_t places[kWide];
-      for (std::int64_t i = 0; i < used; ++i) places[i] = place(first + i);
+      for (std::int64_t i = 0; i < used; ++i) places[i] = place();
       turn_in(from + first * lines.d, lines.d, used, lines.d, blocks);
       transform(lines, blocks, folded, spectra, 2 * kWide);
       for (std::int64_t k = 0; k < lines.K; ++k) {
-        const F* const at = spectra + 2 * k * kWide;
+        const F *const cosines = spectra + 2 * k * kWide, *const sines = cosines + kWide;
         F* const here = to + k * step;
-        for (std::int64_t i = 0; i < used; ++i) {
-          here[places[i]] = at[i];
-          here[places[i] + behind] = sign * at[kWide + i];
-        }
+        for (std::int64_t i = 0; i < used; ++i) here[places[i]] = cosines[i];
+        if (lines.real(k)) continue;
+        for (std::int64_t i = 0; i < used; ++i) here[places[i] + behind] = sign * sines[i];
       }
     }
   }
   static std::int64_t room_of(const Lines<F>& lines) {
-    return (lines.d + 3 * lines.K + 2) * kWide + lines.d * kWide;
+    return (lines.d + 2 * lines.K) * kWide + Base::room(lines);
   }
 
   // kWide rows of y = W x.
@@ -146,9 +155,8 @@ struct Circulant : circulant::Blocks<F, kBytes> {
     Base::template turn_out<false>(flat, used, call.p * d, call.y + first * call.p * d, call.p * d);
   }
   static std::int64_t multiply_room(const CirculantMultiply<F>& call, const Lines<F>& lines) {
-    return (std::max(call.q, call.p) * lines.d + lines.K * (2 * (call.q + call.p) + 2) +
-            2 * lines.K) *
-           kWide;
+    return (std::max(call.q, call.p) * lines.d + lines.K * (2 * (call.q + call.p) + 2)) * kWide +
+           Base::room(lines);
   }
 };
 
@@ -163,7 +171,12 @@ void circulant_multiply(const CirculantMultiply<F>& call, int threads) {
     using Of = Circulant<F, width>;
     F* const room = scratch<F, 6>(Of::room_of(lines));
     Of::spectra_of(lines, call.weight, call.p * call.q, static_cast<F>(call.sign), room, scalars,
-                   2 * call.p * call.q, 1, [](std::int64_t n) { return 2 * n; });
+                   2 * call.p * call.q, call.q,
+                   [q = call.q, i = std::int64_t{0}, j = std::int64_t{0}]() mutable DPK_INLINE {
+                     const std::int64_t at = 2 * i * q + j;
+                     if (++j == q) j = 0, ++i;
+                     return at;
+                   });
   });
   std::int64_t wide = 0;
   versioned_by_width([&](auto width) DPK_INLINE { wide = Circulant<F, width>::kWide; });
@@ -187,7 +200,7 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
   versioned_by_width([&](auto width) DPK_INLINE { wide = Circulant<F, width>::kWide; });
   const std::int64_t panels = (call.q + wide - 1) / wide, lanes = 2 * wide;
   const bool sparse = 2 * panels * wide > 3 * call.q;  // a sample's blocks leave lanes empty
-  // sums [K][panel][p][2][wide], xs [K][panel][row][2][wide], gs [K][p][row][2]
+  // sums [K][panel][p][2][wide], xs [K][panel][row][2][wide], gs [K][p][2][row]
   const std::int64_t x_size = K * panels * kRowsTogether * lanes;
   F* const sums = scratch<F, 5>(K * panels * call.p * lanes);
   F* const xs = scratch<F, 6>(x_size + K * call.p * kRowsTogether * 2);
@@ -202,44 +215,52 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
   const std::int64_t count = static_cast<std::int64_t>(rows.size());
   for (std::int64_t first = 0; first < count; first += kRowsTogether) {
     const std::int64_t used = std::min(kRowsTogether, count - first);
-    const std::int64_t groups = (used + kGroup - 1) / kGroup;
+    const std::int64_t groups = (used + wide - 1) / wide;
     parallel_for(groups, 1, threads, [&](std::int64_t begin, std::int64_t end) {
       versioned_by_width([&](auto width) DPK_INLINE {
         using Of = Circulant<F, width>;
-        const std::int64_t most = std::max(call.q, call.p) * d;
-        F* const room = scratch<F, 7>(Of::room_of(lines) + round_up(kGroup * most, Of::kWide));
-        F* const held = room + Of::room_of(lines);
+        const std::int64_t most = std::max(call.q, call.p) * d * Of::kWide;
+        F* const room = scratch<F, 7>(Of::room_of(lines) + 2 * most);
+        F *const held = room + Of::room_of(lines), *const flat = held + most;
         for (std::int64_t group = begin; group < end; ++group) {
-          const std::int64_t from = group * kGroup, to = std::min(used, from + kGroup);
+          const std::int64_t from = group * Of::kWide, to = std::min(used, from + Of::kWide);
           for (std::int64_t n = from; n < to; ++n) {
             const std::int64_t row = rows[static_cast<std::size_t>(first + n)];
             const F *const g = call.g + row * call.p * d, factor = call.factors[row / call.T];
             F* const scaled = held + (n - from) * call.p * d;
             for (std::int64_t i = 0; i < call.p * d; ++i) scaled[i] = factor * g[i];
           }
-          Of::spectra_of(
-              lines, held, (to - from) * call.p, F{1}, room, gs, call.p * kRowsTogether * 2, 1,
-              [&](std::int64_t n) { return 2 * (n % call.p * kRowsTogether + from + n / call.p); });
+          Of::turn_in(held, call.p * d, to - from, call.p * d, flat);
+          for (std::int64_t i = 0; i < call.p; ++i) {
+            F* const spectra = room + Of::Base::room(lines);
+            Of::transform(lines, flat + i * d * Of::kWide, room, spectra, 2 * Of::kWide);
+            for (std::int64_t k = 0; k < K; ++k) {
+              F* const at = gs + (k * call.p + i) * 2 * kRowsTogether + from;
+              std::copy_n(spectra + 2 * k * Of::kWide, Of::kWide, at);
+              std::copy_n(spectra + (2 * k + 1) * Of::kWide, Of::kWide, at + kRowsTogether);
+            }
+          }
           if (sparse) {  // blocks of several samples fill the lanes
             for (std::int64_t n = from; n < to; ++n) {
               const F* const x = call.x + rows[static_cast<std::size_t>(first + n)] * call.q * d;
               std::copy(x, x + call.q * d, held + (n - from) * call.q * d);
             }
-            Of::spectra_of(lines, held, (to - from) * call.q, F{1}, room, xs,
-                           panels * kRowsTogether * lanes, Of::kWide, [&](std::int64_t n) {
-                             const std::int64_t j = n % call.q, panel = j / Of::kWide;
-                             return (panel * kRowsTogether + from + n / call.q) * lanes +
-                                    j % Of::kWide;
-                           });
+            Of::spectra_of(
+                lines, held, (to - from) * call.q, F{1}, room, xs, panels * kRowsTogether * lanes,
+                Of::kWide, [q = call.q, n = from, j = std::int64_t{0}]() mutable DPK_INLINE {
+                  const std::int64_t panel = j / Of::kWide, lane = j % Of::kWide;
+                  const std::int64_t at = (panel * kRowsTogether + n) * 2 * Of::kWide + lane;
+                  if (++j == q) j = 0, ++n;
+                  return at;
+                });
             continue;
           }
           for (std::int64_t n = from; n < to; ++n) {
             const F* const x = call.x + rows[static_cast<std::size_t>(first + n)] * call.q * d;
             for (std::int64_t panel = 0; panel < panels; ++panel) {
               const std::int64_t j = panel * Of::kWide;
-              Of::turn_in(x + j * d, d, std::min<std::int64_t>(Of::kWide, call.q - j), d, room);
-              Of::transform(lines, room, room + d * Of::kWide,
-                            xs + (panel * kRowsTogether + n) * lanes,
+              Of::turn_in(x + j * d, d, std::min<std::int64_t>(Of::kWide, call.q - j), d, held);
+              Of::transform(lines, held, room, xs + (panel * kRowsTogether + n) * lanes,
                             panels * kRowsTogether * lanes);
             }
           }
@@ -261,7 +282,7 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
     versioned_by_width([&](auto width) DPK_INLINE {
       using Of = Circulant<F, width>;
       const std::int64_t step = panels * call.p * lanes;
-      F* const blocks = scratch<F, 7>((2 * d + 2 * K) * Of::kWide);
+      F* const blocks = scratch<F, 7>(d * Of::kWide + Of::Base::room(lines));
       for (std::int64_t i = begin; i < end; ++i) {
         for (std::int64_t panel = 0; panel < panels; ++panel) {
           F* const mine = sums + (panel * call.p + i) * lanes;

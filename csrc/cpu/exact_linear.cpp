@@ -10,6 +10,7 @@
 
 #include "cpu/equal_ids.h"
 #include "cpu/exact.h"
+#include "cpu/exact_factors.h"
 #include "cpu/exact_tiles.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
@@ -44,7 +45,6 @@ struct Member {
   F factor;
   std::vector<std::int64_t> ids;
   std::vector<F> rows;  // [ids, d]
-  double most = 0;      // of one position: what bounds each entry's integer
 };
 
 // Whole samples whose positions are multiplied together.
@@ -104,10 +104,7 @@ std::vector<Block<F>> blocks_of(const F* a, const F* g, const F* factors, const 
     Member<F> member{a + row * shape.inputs, g + row * shape.outputs, factors[b], {}, {}};
     if (single) {
       // Infinity times a small input would not be small.
-      const F most = factors[b] * largest(member.g, shape.outputs);
-      if (!std::isfinite(most)) continue;
-      const F input = largest(member.a, shape.inputs);
-      member.most = 1.001 * std::fabs(static_cast<double>(most)) * static_cast<double>(input) + 1;
+      if (!std::isfinite(factors[b] * largest(member.g, shape.outputs))) continue;
     }
     if (table.ids != nullptr) gather(table, b, shape.inputs, member);
     blocks.back().push_back(std::move(member));
@@ -130,26 +127,10 @@ DPK_INLINE inline void add_table(const Member<F>& member, std::int64_t columns, 
   }
 }
 
-// The ends of runs of samples whose integers are sure to add up to less than `room`; one sample
-// fits by itself.
-template <class F>
-std::vector<std::int64_t> runs_of(const Block<F>& block, double room) {
-  std::vector<std::int64_t> ends;
-  double total = 0;
-  for (std::size_t b = 0; b < block.size(); ++b) {
-    total += block[b].most;
-    if (total < room || b == 0) continue;
-    ends.push_back(static_cast<std::int64_t>(b));
-    total = block[b].most;
-  }
-  ends.push_back(static_cast<std::int64_t>(block.size()));
-  return ends;
-}
-
 // out[rows, columns] += the integers of one block.
 template <class F, int kBytes>
 DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape, bool single,
-                                 bool nearest, Range rows, Range columns, std::int32_t* out) {
+                                 Range rows, Range columns, std::int32_t* out) {
   using T = Tile<F, kBytes>;
   const std::int64_t positions = shape.positions;
   const auto samples = static_cast<std::int64_t>(block.size());
@@ -162,12 +143,6 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
     const Member<F>& member = block[static_cast<std::size_t>(b)];
     pack_panels<T::kRows>(member.g + rows.begin, positions, rows.end - rows.begin, shape.outputs,
                           single ? member.factor : F{1}, g + b * positions * T::kRows, size);
-  }
-  const bool fused = single && nearest && adds_exact_products<F, kBytes>();
-  std::vector<std::int64_t> runs;
-  if (single && nearest) {
-    make_odd(g, panels * size);
-    runs = runs_of(block, Nearest<F>::kRoom);
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
     const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
@@ -183,16 +158,8 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
       prefetch_rows<T::kColumns>(out + row * shape.inputs + column, tall, shape.inputs);
       IntegerTile<F, kBytes> total;
       total.clear();
-      if (fused) {
-        std::int64_t b = 0;
-        for (const std::int64_t end : runs) {
-          total.add_nearest(left + b * T::kRows, a + b * T::kColumns, end - b);
-          b = end;
-        }
-      } else if (single && nearest) {
-        total.template add_products<Nearest<F>>(left, a, samples);
-      } else if (single) {
-        total.template add_products<Truncated>(left, a, samples);
+      if (single) {
+        total.add_products(left, a, samples);
       } else {
         for (std::int64_t b = 0; b < samples; ++b) {
           const Member<F>& member = block[static_cast<std::size_t>(b)];
@@ -222,7 +189,7 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
 // side is cut, so that the copies of the other side stay small.
 template <class F>
 void add_integers(const F* a, const F* g, const F* factors, const LinearShape& shape,
-                  const Table<F>& table, bool nearest, std::int32_t* out, int threads) {
+                  const Table<F>& table, std::int32_t* out, int threads) {
   const auto blocks = blocks_of(a, g, factors, shape, table);
   const bool single = shape.positions == 1 && table.ids == nullptr;
   const std::int64_t entries = shape.inputs * shape.outputs;
@@ -238,7 +205,7 @@ void add_integers(const F* a, const F* g, const F* factors, const LinearShape& s
       const Range columns = cut_columns ? own : Range{0, shape.inputs};
       for (const auto& block : blocks) {
         versioned_by_width([&](auto width) DPK_INLINE {
-          add_block<F, decltype(width)::value>(block, shape, single, nearest, rows, columns, out);
+          add_block<F, decltype(width)::value>(block, shape, single, rows, columns, out);
         });
       }
     }
@@ -275,15 +242,18 @@ void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<
 
 template <class F>
 void linear_integer_sum(const LinearIntegerSum<F>& call, int threads) {
-  const bool nearest = call.rounding == LinearRounding::kNearest;
-  add_integers<F>(call.a, call.g, call.factors, shape_of(call), {}, nearest, call.out, threads);
+  const LinearShape shape = shape_of(call);
+  if (call.rounding == LinearRounding::kFactors) {
+    return add_factored<F>(call.a, call.g, call.factors, shape, call.out, threads);
+  }
+  add_integers<F>(call.a, call.g, call.factors, shape, {}, call.out, threads);
 }
 
 template <class F>
 void tied_integer_sum(const TiedIntegerSum<F>& call, int threads) {
   const Table<F> table{call.ids, call.e, call.S, call.padding_idx.value_or(kNoPadding)};
   const LinearShape shape{call.B, call.T, call.d, call.p};
-  add_integers<F>(call.a, call.g, call.factors, shape, table, false, call.out, threads);
+  add_integers<F>(call.a, call.g, call.factors, shape, table, call.out, threads);
 }
 
 // errors[b]: at least the norm of the difference between the gradient that is truncated and the one

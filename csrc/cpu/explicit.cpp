@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;    // entries worth a thread
 constexpr std::int64_t kColumns = 1 << 12;  // columns of the sums that stay in the L1 cache
+constexpr std::int64_t kSamples = 256;      // whose factors are made together
 constexpr int kMaxRows = 4;
 
 // Pieces of `per_piece` entries that are worth a thread.
@@ -89,14 +90,27 @@ void explicit_integer_sum(const ExplicitIntegerSum<F>& call, int threads) {
 // `scale` included, never rounded up; 0 where the norm is not finite.
 template <class F>
 void clip_factors(const ClipFactors<F>& call, int) {
-  for (std::int64_t b = 0; b < call.B; ++b) {
-    double square = 0;
-    for (const double* part : call.squares) square += part[b];
-    const double norm = std::sqrt(square) * call.scale;
-    const double factor =
-        std::isfinite(norm) ? clip_factor(norm, call.max_grad_norm, call.automatic) : 0.0;
-    call.norms[b] = norm;
-    call.factors[b] = round_down<F>(factor * call.scale);
+  for (std::int64_t first = 0; first < call.B; first += kSamples) {
+    const std::int64_t count = std::min(kSamples, call.B - first);
+    versioned([&]() DPK_INLINE {
+      const double scale = call.scale, bound = call.max_grad_norm;
+      const bool automatic = call.automatic;
+      const std::int64_t n = count;
+      double norms[kSamples] = {};
+      F factors[kSamples];
+      for (const double* part : call.squares) {
+        const double* const from = part + first;
+        for (std::int64_t b = 0; b < n; ++b) norms[b] += from[b];
+      }
+      for (std::int64_t b = 0; b < n; ++b) {
+        const double norm = std::sqrt(norms[b]) * scale;
+        const double factor = clip_factor(norm, bound, automatic);
+        norms[b] = norm;
+        factors[b] = round_down<F>((std::isfinite(norm) ? factor : 0.0) * scale);
+      }
+      std::copy_n(norms, n, call.norms + first);
+      std::copy_n(factors, n, call.factors + first);
+    });
   }
 }
 

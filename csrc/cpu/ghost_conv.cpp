@@ -60,20 +60,22 @@ bool in_range(double squares) { return squares > 1e-24 && squares < 1e37; }
 template <class In>
 double weighted_squares(const In* x, std::int64_t rows, const std::vector<double>& weights) {
   double total = 0;
-  versioned([&]() DPK_INLINE {
+  versioned_by_width([&](auto width) DPK_INLINE {
+    constexpr int kSums = 16, kLanes = decltype(width)::value / static_cast<int>(sizeof(double));
     const auto count = static_cast<std::int64_t>(weights.size());
     const double* const weight = weights.data();
-    Doubles sums[2] = {};
+    Vector<double, kLanes> sums[kSums / kLanes] = {};
     double rest = 0;
     const In* row = x;
     for (std::int64_t r = 0; r < rows; ++r, row += count) {
       std::int64_t i = 0;
-      for (; i + 2 * kSumLanes <= count; i += 2 * kSumLanes) {
-        for (int k = 0; k < 2; ++k) {
-          Doubles value, factor;
-          load_lanes(row + i + k * kSumLanes, value);
-          load_lanes(weight + i + k * kSumLanes, factor);
-          sums[k] += factor * (value * value);
+      for (; i + kSums <= count; i += kSums) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kSums / kLanes; k += 2) {
+          Vector<double, kLanes> value[2], factor[2];
+          load_two<kLanes>(row + i + k * kLanes, value);
+          load_two<kLanes>(weight + i + k * kLanes, factor);
+          for (int j = 0; j < 2; ++j) sums[k + j] += factor[j] * (value[j] * value[j]);
         }
       }
       for (; i < count; ++i) {
@@ -81,9 +83,7 @@ double weighted_squares(const In* x, std::int64_t rows, const std::vector<double
         rest += weight[i] * (value * value);
       }
     }
-    sums[0] += sums[1];
-    for (int l = 0; l < kSumLanes; ++l) rest += sums[0][l];
-    total = rest;
+    total = total_of<kSums>(sums, rest);
   });
   return total;
 }

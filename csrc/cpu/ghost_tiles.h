@@ -5,72 +5,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <type_traits>
 #include <utility>
 
 #include "cpu/isa.h"
+#include "cpu/panels.h"
 
 namespace dpkern::cpu::ghost {
-
-// Scratch of one thread, kept for its next call because page faults are slow.
-template <class F>
-class Buffer {
- public:
-  F* reserve(std::int64_t count) {
-    if (count > size_) {
-      const auto bytes = static_cast<std::size_t>(count) * sizeof(F);
-      data_.reset(static_cast<F*>(::operator new(bytes, kAlignment)));
-      size_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(F* data) const { ::operator delete(data, kAlignment); }
-  };
-  std::unique_ptr<F, Free> data_;
-  std::int64_t size_ = 0;
-};
-
-// The tag keeps apart buffers that one thread needs at the same time.
-template <class F, int kTag>
-F* scratch(std::int64_t count) {
-  static thread_local Buffer<F> buffer;
-  return buffer.reserve(count);
-}
-
-inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-template <class V, class F>
-DPK_INLINE inline V load(const F* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
-}
-
-// sum of squares in double.
-template <class S>
-DPK_INLINE inline double square_of(const S* row, std::int64_t n) {
-  constexpr int kSums = 16;
-  double sums[kSums] = {};
-  std::int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int k = 0; k < kSums; ++k) {
-      const double x = static_cast<double>(row[i + k]);
-      sums[k] += x * x;
-    }
-  }
-  double total = 0;
-  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-  for (int k = 0; k < kSums; ++k) total += sums[k];
-  return total;
-}
 
 // One row's `used` values times `scale`, then zeros up to `width`.
 template <class S, class F>
@@ -78,13 +19,6 @@ DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std:
                                 F scale, F* __restrict to) {
   for (std::int64_t c = 0; c < used; ++c) to[c] = static_cast<F>(row[c]) * scale;
   for (std::int64_t c = used; c < width; ++c) to[c] = 0;
-}
-
-// Entries of a panel of `rows` rows and one line more: panels of a power of two begin in different
-// sets of the cache.
-template <int kWidth, class F>
-constexpr std::int64_t panel_size(std::int64_t rows) {
-  return kWidth * rows + 64 / static_cast<std::int64_t>(sizeof(F));
 }
 
 // `columns` of [rows, stride] -> panels of kWidth columns, each [rows, kWidth], zeros at the end.
@@ -101,15 +35,6 @@ DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_
       panel += panel_size;
     }
     if (rest != 0) pack_row(row + whole * kWidth, rest, kWidth, scale, panel);
-  }
-}
-
-// Asks for the rows that a tile of sums is about to be added to, while it is multiplied.
-template <int kWidth, class F>
-DPK_INLINE inline void prefetch_rows(F* to, std::int64_t rows, std::int64_t stride) {
-  constexpr int kLine = 64 / static_cast<int>(sizeof(F));
-  for (std::int64_t m = 0; m < rows; ++m) {
-    for (int c = 0; c < kWidth; c += kLine) __builtin_prefetch(to + m * stride + c, 1);
   }
 }
 

@@ -9,7 +9,8 @@ Isa detect() {
 #if DPK_X86
   __builtin_cpu_init();
   if (__builtin_cpu_supports("x86-64-v4")) {
-    return __builtin_cpu_supports("avx512vbmi") ? Isa::kAvx512Vbmi : Isa::kAvx512;
+    if (!__builtin_cpu_supports("avx512vnni")) return Isa::kAvx512;
+    return __builtin_cpu_supports("avx512vbmi") ? Isa::kAvx512Vbmi : Isa::kAvx512Vnni;
   }
   if (__builtin_cpu_supports("x86-64-v3")) return Isa::kAvx2;
 #endif

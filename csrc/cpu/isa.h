@@ -8,7 +8,8 @@
 #define DPK_X86 1
 #define DPK_AVX2 __attribute__((target("arch=x86-64-v3")))
 #define DPK_AVX512 __attribute__((target("arch=x86-64-v4")))
-#define DPK_VBMI __attribute__((target("arch=x86-64-v4,avx512vbmi")))
+#define DPK_VNNI __attribute__((target("arch=x86-64-v4,avx512vnni")))
+#define DPK_VBMI __attribute__((target("arch=x86-64-v4,avx512vnni,avx512vbmi")))
 #else
 #define DPK_X86 0
 #endif
@@ -16,7 +17,7 @@
 
 namespace dpkern::cpu {
 
-enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vbmi = 3 };
+enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vnni = 3, kAvx512Vbmi = 4 };
 
 // The best instruction set of this processor.
 Isa detected_isa();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "cpu/isa.h"
 
@@ -32,53 +33,78 @@ DPK_INLINE inline float value_of(Bfloat16 x) {
   return value;
 }
 
-constexpr int kSumLanes = 8;
-using Doubles = Vector<double, kSumLanes>;
+// A vector's halves in a wider type: in one piece, compilers widen by quarters.
+template <class Narrow, class Wide>
+DPK_INLINE inline void widen(const Narrow& x, Wide* halves) {
+  using Entry = std::decay_t<decltype(std::declval<Wide>()[0])>;
+  constexpr int kCount = 2 * static_cast<int>(sizeof(Wide) / sizeof(Entry));
+  const auto wide = __builtin_convertvector(x, Vector<Entry, kCount>);
+  __builtin_memcpy(halves, &wide, sizeof(wide));
+}
 
-DPK_INLINE inline void load_lanes(const float* x, Doubles& out) {
-  Vector<float, kSumLanes> narrow;
+// Two or four vectors of kLanes neighbours each.
+template <int kLanes>
+DPK_INLINE inline void load_two(const double* x, Vector<double, kLanes>* out) {
+  __builtin_memcpy(out, x, 2 * sizeof(*out));
+}
+template <int kLanes>
+DPK_INLINE inline void load_two(const float* x, Vector<double, kLanes>* out) {
+  Vector<float, 2 * kLanes> narrow;
   __builtin_memcpy(&narrow, x, sizeof(narrow));
-  out = __builtin_convertvector(narrow, Doubles);
+  widen(narrow, out);
 }
-DPK_INLINE inline void load_lanes(const double* x, Doubles& out) {
-  __builtin_memcpy(&out, x, sizeof(out));
-}
-DPK_INLINE inline void load_lanes(const Bfloat16* x, Doubles& out) {
-  Vector<std::uint16_t, kSumLanes> bits;
-  __builtin_memcpy(&bits, x, sizeof(bits));
-  const auto wide = __builtin_convertvector(bits, Vector<std::uint32_t, kSumLanes>) << 16;
-  Vector<float, kSumLanes> narrow;
-  __builtin_memcpy(&narrow, &wide, sizeof(narrow));
-  out = __builtin_convertvector(narrow, Doubles);
+template <int kLanes, class G>
+DPK_INLINE inline void load_four(const G* x, Vector<double, kLanes>* out) {
+  if constexpr (std::is_same_v<G, Bfloat16>) {
+    Vector<std::uint16_t, 4 * kLanes> bits;
+    __builtin_memcpy(&bits, x, sizeof(bits));
+    Vector<std::uint32_t, 2 * kLanes> wide[2];
+    widen(bits, wide);
+    for (int half = 0; half < 2; ++half) {
+      widen(reinterpret_cast<Vector<float, 2 * kLanes>>(wide[half] << 16), out + 2 * half);
+    }
+  } else {
+    load_two<kLanes>(x, out);
+    load_two<kLanes>(x + 2 * kLanes, out + 2);
+  }
 }
 
-// sum |x|^p in float64 (p = 1 or 2).
+// `total` and kSums sums, in vectors of any width: to eight of them first, then one by one.
+template <int kSums, class D>
+DPK_INLINE inline double total_of(D* sums, double total = 0) {
+  constexpr int kLanes = static_cast<int>(sizeof(D) / sizeof(double)), kStep = 8 / kLanes;
+  for (int k = kStep; k < kSums / kLanes; ++k) sums[k % kStep] += sums[k];
+  for (int l = 0; l < 8; ++l) total += sums[l / kLanes][l % kLanes];
+  return total;
+}
+
+// sum |x|^p in float64 (p = 1 or 2), in 32 sums whatever the width of a vector.
 template <class G>
 double power_sum(const G* row, std::int64_t count, int p) {
   double total = 0;
-  versioned([&]() DPK_INLINE {
-    constexpr int kUnroll = 4;
-    Doubles sums[kUnroll] = {};
+  versioned_by_width([&](auto width) DPK_INLINE {
+    constexpr int kSums = 32;
+    constexpr int kLanes = decltype(width)::value / static_cast<int>(sizeof(double));
+    using D = Vector<double, kLanes>;
+    D sums[kSums / kLanes] = {};
     std::int64_t i = 0;
+    const auto add = [&](auto power) DPK_INLINE {
+      for (; i + kSums <= count; i += kSums) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kSums / kLanes; k += 4) {
+          D x[4];
+          load_four<kLanes>(row + i + k * kLanes, x);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) sums[k + j] += power(x[j]);
+        }
+      }
+    };
     if (p == 2) {
-      for (; i + kUnroll * kSumLanes <= count; i += kUnroll * kSumLanes) {
-        for (int k = 0; k < kUnroll; ++k) {
-          Doubles x;
-          load_lanes(row + i + k * kSumLanes, x);
-          sums[k] += x * x;
-        }
-      }
+      add([](const D& x) DPK_INLINE { return x * x; });
     } else {
-      for (; i + kUnroll * kSumLanes <= count; i += kUnroll * kSumLanes) {
-        for (int k = 0; k < kUnroll; ++k) {
-          Doubles x;
-          load_lanes(row + i + k * kSumLanes, x);
-          sums[k] += x < 0 ? -x : x;
-        }
-      }
+      add([](const D& x) DPK_INLINE { return x < 0 ? -x : x; });
     }
-    for (int k = 1; k < kUnroll; ++k) sums[0] += sums[k];
-    for (int l = 0; l < kSumLanes; ++l) total += sums[0][l];
+    total = total_of<kSums>(sums);
     for (; i < count; ++i) {
       const double x = static_cast<double>(value_of(row[i]));
       total += p == 2 ? x * x : std::fabs(x);

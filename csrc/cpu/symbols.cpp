@@ -32,6 +32,28 @@ DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves,
   }
 }
 
+// 1 for each symbol of a tile of two categories that changes, in the order of symbols: those of a
+// block are the bytes of two words, made for all lanes at once.
+DPK_INLINE inline void flips_of(const std::uint32_t* rows, std::uint64_t keep,
+                                std::uint32_t* flips) {
+  const auto high = static_cast<std::uint32_t>(keep >> 32), low = static_cast<std::uint32_t>(keep);
+  for (int group = 0; group < kRowBlocks / kLanes; ++group) {
+    std::uint32_t words[2][kLanes] = {};
+    for (int pair = 0; pair < kPerBlock; ++pair) {
+      const std::uint32_t* const lows = rows + (16 * group + 2 * pair) * kLanes;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const std::uint32_t top = lows[kLanes + lane];
+        const std::uint32_t flip = (top > high) | ((top == high) & (lows[lane] >= low));
+        words[pair / 4][lane] |= flip << (8 * (pair % 4));
+      }
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      flips[2 * (group * kLanes + lane)] = words[0][lane];
+      flips[2 * (group * kLanes + lane) + 1] = words[1][lane];
+    }
+  }
+}
+
 }  // namespace
 
 // randomized[i] = the response to symbols[i], a category below `categories`. Symbol i takes words
@@ -51,13 +73,15 @@ void randomize(const Randomize<T>& call, int threads) {
       keystream_rows(call.stream, position / kTileSymbols * kRowBlocks, rows);
       versioned([&]() DPK_INLINE {
         const ResponseParams told = response;
-        if (told.categories == 2) {
-          moves_of(rows, moves, [=](std::uint64_t u) { return u < told.keep ? 0u : 1u; });
-        } else {
-          moves_of(rows, moves, [=](std::uint64_t u) { return response_shift(told, u); });
-        }
         const T* from = call.symbols + index;
         T* to = call.randomized + index;
+        if (told.categories == 2) {
+          flips_of(rows, told.keep, moves);
+          const auto* const flip = reinterpret_cast<const std::uint8_t*>(moves) + offset;
+          for (int i = 0; i < left; ++i) to[i] = static_cast<T>(from[i] ^ flip[i]);
+          return;
+        }
+        moves_of(rows, moves, [=](std::uint64_t u) { return response_shift(told, u); });
         const std::uint32_t* move = moves + offset;
         for (int i = 0; i < left; ++i) {
           const auto symbol = static_cast<std::uint32_t>(from[i]);

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.files import unusable
+from . import text
 from .environment import SCHEMA
 from .measure import Row
 from .paired import FASTER, MARGIN, SAME, SLOWER, UNCLEAR
@@ -18,6 +19,7 @@ OTHER_MACHINE = "other machine"
 """The verdict on a time whose predecessor another processor took."""
 KERNELS = ("csrc", "dpkern/ops")
 """Paths whose changes make a table old."""
+WIDTHS = (14, 10, 10, 7, 35)
 
 
 def committed(path: Path, source: Path = SOURCE) -> list[dict[str, Any]]:
@@ -30,8 +32,8 @@ def committed(path: Path, source: Path = SOURCE) -> list[dict[str, Any]]:
     name = str(path.resolve().relative_to(source.resolve()))
     found = []
     for commit in reversed((git(source, "log", "--format=%H", "--", name) or "").split()):
-        text = git(source, "show", f"{commit}:{name}")
-        content = json.loads(text) if text else None
+        written = git(source, "show", f"{commit}:{name}")
+        content = json.loads(written) if written else None
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             found.append(content)
     return found
@@ -72,7 +74,7 @@ def followed(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[s
                 by_key.setdefault(key_of(row), []).append((content["environment"], row))
     for entries in by_key.values():
         first = entries[0][1]
-        name = f"{first['op']} {first['case']}, {first['backend']}, {first['threads']} threads"
+        name = f"{first['op']} {first['case']}, {first['backend']}, threads: {first['threads']}"
         times: list[dict[str, Any]] = []
         for i, (place, row) in enumerate(entries):
             entry = {"date": place["date"], "commit": place["commit"], "ms": row["ms"]}
@@ -126,14 +128,18 @@ def commits_since(commit: str | None, source: Path = SOURCE) -> list[str] | None
 
 
 def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table of Markdown."""
-    yield "| case | date | commit | ms | over the one before | verdict |"
-    yield "|" + "---|" * 6
+    """Yield a table of 80 columns for each case; ``over`` is the ratio to the time before."""
     for name, times in followed(found):
-        for entry in times:
-            ratio = f"{entry['ratio']:.3f}" if "ratio" in entry else "-"
-            commit = (entry["commit"] or "unknown")[:10]
-            yield (
-                f"| {name} | {entry['date'][:10]} | {commit} | {entry['ms']:.3g} | {ratio} | "
-                f"{entry.get('verdict', '-')} |"
-            )
+        yield from text.wrapped(name)
+        cells = [
+            [
+                f"  {entry['date'][:10]}",
+                (entry["commit"] or "unknown")[:10],
+                f"{entry['ms']:.3g}",
+                f"{entry['ratio']:.3f}" if "ratio" in entry else "-",
+                entry.get("verdict", "-"),
+            ]
+            for entry in times
+        ]
+        yield from text.lines(("  date", "commit", "ms", "over", "verdict"), WIDTHS, cells)
+        yield ""

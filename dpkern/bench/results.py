@@ -27,7 +27,7 @@ COLUMNS = (
     "guard",
 )
 TEXT_COLUMNS = ("op and case", "backend", "thr", "ms", "torch ms", "ratio", "limit", "guard")
-TEXT_WIDTHS = (25, 9, 3, 9, 8, 6, 6, 7)
+TEXT_WIDTHS = (22, 9, 3, 9, 8, 6, 6, 10)
 STEP_COLUMNS = ("step", "threads", "ms", "ratio", "interval", "guard")
 STEP_WIDTHS = (15, 7, 9, 7, 14, 23)
 KEY = ("op", "case", "sizes", "dtype", "backend", "isa", "threads", "cache")
@@ -249,9 +249,10 @@ def without_number(row: Row) -> str:
     return next((word for word in REASONS if word in row), "-")
 
 
-def why_not(rows: Sequence[Row]) -> list[str]:
+def why_not(
+    rows: Sequence[Row], words: Sequence[str] = ("wrong", "no memory", "absent")
+) -> list[str]:
     """Return a line for each row that has no number although one was to be expected."""
-    words = ("wrong", "no memory", "absent")
     return [
         f"{row['op']} {row['case']}, {row['backend']}: {word}: {row[word]}"
         for row in rows
@@ -319,11 +320,11 @@ def step_tables(rows: Sequence[Row], *, markdown: bool) -> list[str]:
         if markdown:
             lines += ["| " + " | ".join(STEP_COLUMNS) + " |", "|" + "---|" * len(STEP_COLUMNS)]
             lines += ["| " + " | ".join(step_cells(row)) + " |" for row in mine]
-            lines += ["", *(f"* {line}" for line in why_not(mine))]
+            lines += ["", *(f"* {line}" for line in why_not(mine, REASONS))]
         else:
             cells = [step_cells(row) for row in mine]
             lines += list(text.lines(STEP_COLUMNS, STEP_WIDTHS, cells))
-            lines += [part for line in why_not(mine) for part in text.wrapped(line)]
+            lines += [part for line in why_not(mine, REASONS) for part in text.wrapped(line)]
     return lines
 
 

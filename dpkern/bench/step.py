@@ -22,7 +22,7 @@ from ..base.dispatch import OPS
 from ..base.errors import DPKernError, InvalidInput, PrivacyError
 from ..base.threads import torch_threads
 from ..base.validate import choice, integer
-from ..engine import PrivacyEngine
+from ..engine import PrivacyEngine, validate
 from ..engine.named import NAMES, Run, make
 from ..engine.optimizer import OptimizerAdapter
 from ..engine.subject import BenchmarkModel, subject
@@ -368,6 +368,7 @@ def _measured(
         "cache": "warm",
     }
     try:
+        validate.check(made.model)
         checked = check_sums(made, mechanism)
     except (AssertionError, RuntimeError) as error:
         yield {**common, "backend": OURS, **failure(error)}

@@ -646,7 +646,9 @@ class Capture:
         """
         if not self.captured:
             mean = self.unscaled and self.loss_reduction == "mean" and not self.has_half
-            self.mean_undone = mean and {loss.dtype for loss in losses} <= _WIDE
+            for loss in losses:
+                mean = mean and loss.dtype in _WIDE
+            self.mean_undone = mean
         return self.mean_undone
 
     def loss_factor(self) -> float:

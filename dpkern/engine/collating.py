@@ -24,7 +24,7 @@ TRIALS = 32
 """Random states that a collation which draws random numbers is tried with before the first batch.
 One that mixes a tenth of all batches passes with probability 0.9^32 = 0.034."""
 
-_SECRET = random.SystemRandom()
+_SYSTEM = random.SystemRandom()
 
 
 def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TRIALS) -> None:
@@ -62,12 +62,13 @@ def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TR
         records = records_of(dataset, numbers) if at_once else [read[i] for i in numbers]
         return collate(copied(records))
 
+    secret = random.Random(_SYSTEM.getrandbits(256))  # the system's own would take a call a number
     with random_state_kept(), _put_back(collate, reader) as own:
         read = {} if at_once else dict(zip(chosen, records_of(dataset, chosen), strict=True))
         for trial in range(trials):
-            seed = _SECRET.getrandbits(32)
-            order = _SECRET.sample(chosen, len(chosen)) if trial else chosen
-            replaced = _SECRET.randint(1, min(count - 1, len(order) - count)) if trial else 1
+            seed = secret.getrandbits(32)
+            order = secret.sample(chosen, len(chosen)) if trial else chosen
+            replaced = secret.randint(1, min(count - 1, len(order) - count)) if trial else 1
             kept = order[: count - replaced]
             first, second = [*kept, *order[len(kept) : count]], [*kept, *order[-replaced:]]
             before = batch(first, seed)

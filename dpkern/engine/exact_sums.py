@@ -4,8 +4,9 @@ In units u of the noise lattice, with ``M = floor(C / u)`` of a clip group,
 
     f_b = min(1 / u, M (1 - 2^-21) / n_b),    q_b = trunc(f_b grad_b),    sum = sum_b q_b
 
-where ``n_b`` bounds the norm of the numbers that are truncated. ``docs/exact.md`` proves that
-every ``|q_b| <= M``, so that no norm of integers is taken. ``q_b`` depends on sample b alone: the
+where ``n_b`` bounds the norm of the numbers that are truncated; gradients of one position are
+products of integer vectors instead. ``docs/exact.md`` proves that every ``|q_b| <= M``, so that no
+norm of a sample's integers is looked at here. ``q_b`` depends on sample b alone: the
 sums are the same for every order, every number of threads and every division into batches.
 
 Other plans (mapped releases, L1 norms, automatic clipping, float64, devices) are clipped by
@@ -44,8 +45,8 @@ MADE_IN_PLACE = (LinearGradients, ConvolutionGradients, EmbeddingGradients, Tied
 """Records whose integers are made without writing gradients out."""
 
 _INT32_MOST = 2**31 - 1
-NEAREST_MOST = 1 << 22
-"""M below which gradients of one position may be rounded to nearest."""
+FACTORED_MOST = 1 << 22
+"""M below which gradients of one position are products of integer vectors."""
 
 
 def sums_in_place(plan: Plan, slots: Sequence[ParameterSource]) -> bool:
@@ -70,28 +71,25 @@ def most_samples(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Aim:
-    """The norm in units that the clip factors of a group aim at, and how entries are rounded.
+    """The norm in units that the clip factors of a group aim at, and what integers are made.
 
     Attributes:
         unit: u, the size of a unit.
         bound: what the norms are clipped to, before the slack of the factors.
-        nearest: whether gradients of one position are rounded to nearest instead of truncated.
+        factored: whether gradients of one position become products of integer vectors.
     """
 
     unit: float
     bound: float
-    nearest: bool
+    factored: bool
 
     @classmethod
-    def of(cls, block: Block, entries: int) -> Aim:
-        """Return the aim of a block's clip group, which has so many entries of one position."""
+    def of(cls, block: Block) -> Aim:
+        """Return the aim of a block's clip group."""
         assert block.unit is not None
         assert block.integer_bound is not None
-        root, most = math.sqrt(entries), block.integer_bound
-        nearest = entries > 0 and most < NEAREST_MOST and root < most / 32
-        # Bounds the norm that rounding to nearest adds, in units.
-        rounding = root / 2 * (1 + 2.0**-40) if nearest else 0.0
-        return cls(block.unit, most - rounding, nearest)
+        most = block.integer_bound
+        return cls(block.unit, most, most < FACTORED_MOST)
 
 
 def integer_sums(
@@ -169,9 +167,7 @@ class _IntegerGroup:
         mine = frozenset(indices)
         self.parts = [_with_rows(slot, arrival) for slot, arrival in parts if slot.index in mine]
         """Parameters and gradients, and the gradients as rows where they are written out."""
-        records = [arrival.record for _, arrival, rows in self.parts if rows is None]
-        entries = sum(math.prod(record.shape) for record in records if _has_one_position(record))
-        self.aim = Aim.of(plan.blocks[indices[0]], entries)
+        self.aim = Aim.of(plan.blocks[indices[0]])
 
     def factors(self, batch: int, scale: float) -> tuple[Tensor, Tensor]:
         """Return each sample's norm in the group, and its factor from gradient to clipped units."""
@@ -207,8 +203,8 @@ class _IntegerGroup:
                 written.append((slot, rows, out))
                 continue
             with attributed_to(slot):
-                if self.aim.nearest and _has_one_position(arrival.record):
-                    add_nearest(arrival.record, factors, out)
+                if self.aim.factored and _has_one_position(arrival.record):
+                    add_factored(arrival.record, factors, out)
                 else:
                     add_integers(arrival.record, factors, out)
         if written:
@@ -230,11 +226,11 @@ def _with_rows(
     return slot, arrival, to_sum_dtype_dense(record.per_sample(), torch.float32)
 
 
-def add_nearest(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
-    """Add the integers nearest to ``factors_b grad_b``, of gradients of one position."""
+def add_factored(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    """Add products of integer vectors near ``factors_b grad_b``, of gradients of one position."""
     assert isinstance(record, LinearGradients)
     a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
-    ghost.linear_integer_sum(a, g, factors, out, rounding="nearest")
+    ghost.linear_integer_sum(a, g, factors, out, rounding="factors")
 
 
 def _has_one_position(record: PerSampleGradients) -> bool:
@@ -334,8 +330,8 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
 
 __all__ = [
     "Aim",
+    "add_factored",
     "add_integers",
-    "add_nearest",
     "integer_sums",
     "most_samples",
     "rounding_error",

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .capture import Capture
 
 
+MOST_UNIFORM = 8
+"""Probed batches whose samples all have one class until a probe counts as conclusive."""
+
+
 class ForwardGuard:
     """The guard that probes forward passes of the capture's module and watches its state.
 
@@ -49,6 +53,8 @@ class ForwardGuard:
         self.state.on_finding = lambda error: self.report_late(str(error))
         self._inner_losses = True
         """Whether the module may compute losses itself; known after the first probe."""
+        self._uniform = 0
+        """Number of probed batches that could not tell whether such a loss counts classes."""
         self._found: UnsupportedModule | None = None
         """Error that the probe before this pass found."""
         self._watched: Snapshot | None = None
@@ -200,12 +206,13 @@ class ForwardGuard:
         if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
             error = self._check_inner_losses(module, args, kwargs, batch)
         if error is not None:
-            if why == "secret":
+            if why == "secret" or self._uniform:  # other batches have been trained on before
                 self.report_late(str(error))
             # The pass itself may say more of it, such as the parameter and the operation.
             self._found = error
         elif outcome.told:
-            self._occasions.probed(True)
+            if not 0 < self._uniform < MOST_UNIFORM:
+                self._occasions.probed(True)
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
 
@@ -214,9 +221,11 @@ class ForwardGuard:
     ) -> UnsupportedModule | None:
         self.running = True
         try:
-            self._inner_losses = check_inner_losses(
+            self._inner_losses, told = check_inner_losses(
                 module, without_failing_kernels(module), (args, kwargs), batch
             )
+            uniform = self._inner_losses and not told
+            self._uniform = min(self._uniform + 1, MOST_UNIFORM) if uniform else 0
         except UnsupportedModule as error:
             return error
         finally:

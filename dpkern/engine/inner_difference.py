@@ -3,13 +3,15 @@
 A scalar has no rows to compare, but its gradient at the outputs of the module's parts has. If the
 loss is a sum of per-sample terms, each row of that gradient depends on its own sample alone. The
 module runs again with half of the samples replaced by one of them, and the rows of all other
-samples must have the same gradients.
+samples must have the same gradients. Where samples have one whole number each, such as a class, the
+samples with the least and the largest one take their turn: counts of classes change then, unless
+all samples have the same.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def check_inner_losses(
     module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
-) -> bool:
+) -> tuple[bool, bool]:
     """Compare gradients of the module's scalar outputs, with and without other samples replaced.
 
     Args:
@@ -41,7 +43,8 @@ def check_inner_losses(
         batch: number of samples, at least 2.
 
     Returns:
-        Whether the module has scalar outputs with a gradient.
+        Whether the module has scalar outputs with a gradient, and whether the batch could tell: if
+        all samples have the same class, another batch must be looked at.
 
     Raises:
         UnsupportedModule: a sample's gradient changes when others are replaced.
@@ -49,7 +52,10 @@ def check_inner_losses(
     devices = {t.device for t in tensors_of(arguments)} | {p.device for p in module.parameters()}
     draws, before = RandomState(devices), Snapshot(module, parameters=True)
     chosen = list(range(batch // 2))
-    replacements = [replaced_rows(arguments, batch, chosen, by_one(i)) for i in (-1, 0)]
+    classes = list(_classes(arguments, batch))
+    ends = {int(at) for numbers in classes for at in (numbers.argmin(), numbers.argmax())}
+    places = dict.fromkeys((batch - 1, 0, *sorted(ends)))
+    replacements = [replaced_rows(arguments, batch, chosen, by_one(i)) for i in places]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -65,7 +71,18 @@ def check_inner_losses(
     finally:
         before.restore()
         draws.restore()
-    return bool(one)
+    return bool(one), all(bool((numbers != numbers[0]).any()) for numbers in classes)
+
+
+def _classes(arguments: Arguments, batch: int) -> Iterator[Tensor]:
+    """Yield the inputs that have one whole number of each sample."""
+    for tensor in tensors_of(arguments):
+        if (
+            tensor.dim()
+            and tensor.shape[0] == tensor.numel() == batch
+            and not (tensor.is_floating_point() or tensor.is_complex())
+        ):
+            yield tensor.reshape(batch).long()
 
 
 def _compare(name: str, one: Tensor, two: Tensor, batch: int, chosen: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from ..base.errors import InvalidInput, PrivacyError, brief
 from ..base.rng import Key
 from .collating import TRIALS, check_collate, random_state_kept
 from .empty import empty_batch, records_of
+from .gathered import reader
 from .padding import PaddingCheck
 from .physical_batches import Masks, PhysicalBatch, PhysicalBatchSampler
 from .provenance import ModuleBoundary, YieldedBatch
@@ -217,8 +218,9 @@ class PrivateLoader(DataLoader[Any]):
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
         self._check_collation()
+        read = reader(self)
         with parts.iterated_by_its_loader():
-            source = super().__iter__()
+            source: Iterator[Any] = super().__iter__() if read is None else map(read, parts)
         queue = parts.queue
         while True:
             batch = next(source, _END)

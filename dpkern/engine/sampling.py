@@ -13,7 +13,6 @@ from its own fresh key.
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -24,11 +23,7 @@ import torch
 from ..base.errors import InvalidInput, brief
 from ..base.rng import Key, Purpose
 from ..base.validate import choice, integer, plain_values, probability
-from ..ops.noise import keystream
-
-_WORDS_PER_BLOCK = 16
-_NUMBERS_PER_BLOCK = _WORDS_PER_BLOCK // 2
-_LOWEST = -(1 << 63)
+from .subsets import Words, independent_subset, uniform_subset
 
 
 class PrivateBatchSampler(ABC):
@@ -111,24 +106,14 @@ class PrivateBatchSampler(ABC):
             )
         self.step = integer(maximum=self.steps, step=state["step"])
 
-    def _numbers(self, step: int, attempt: int = 0) -> torch.Tensor:
-        """Draw independent uniform 64-bit numbers minus 2^63, one per record, int64.
-
-        Subtracting 2^63 maps unsigned order to signed order. ``attempt`` numbers the redraws of a
-        step; each has words of its own.
-        """
-        stream = self._key.stream(Purpose.SAMPLING, step)
-        blocks = -(-self.dataset_size // _NUMBERS_PER_BLOCK)
-        words = keystream(stream, first_block=attempt * blocks, blocks=blocks)
-        if sys.byteorder == "big":  # a number's first word has its lower bits
-            words = words.view(-1, 2).flip(1).flatten()
-        return words.view(torch.int64)[: self.dataset_size].bitwise_xor_(_LOWEST)
+    def _words(self, step: int) -> Words:
+        return Words(self._key.stream(Purpose.SAMPLING, step))
 
 
 class PoissonSampler(PrivateBatchSampler):
     """A sampler by which every record joins each batch independently with probability q.
 
-    Record i joins if its 64-bit word is below ``floor(q 2^64)``, so the probability never exceeds
+    A record joins if its 72-bit number is below ``floor(q 2^72)``, so the probability never exceeds
     q. Batches vary in size and may be empty; q = 1 takes every record without drawing.
 
     Args:
@@ -148,7 +133,7 @@ class PoissonSampler(PrivateBatchSampler):
     ) -> None:
         super().__init__(dataset_size=dataset_size, steps=steps, key=key)
         self._sample_rate = probability(sample_rate=sample_rate)
-        self._threshold = math.floor(Fraction(self._sample_rate) * (1 << 64))
+        self._threshold = math.floor(Fraction(self._sample_rate) * (1 << 72))
 
     @property
     def sample_rate(self) -> float:
@@ -159,17 +144,16 @@ class PoissonSampler(PrivateBatchSampler):
         return self._sample_rate * self.dataset_size
 
     def _draw(self, step: int) -> torch.Tensor:
-        if self._threshold == 1 << 64:
+        if self._threshold == 1 << 72:
             return torch.arange(self.dataset_size)
-        return (self._numbers(step) < self._threshold + _LOWEST).nonzero().flatten()
+        return independent_subset(self._words(step), self.dataset_size, self._threshold)
 
 
 class FixedSizeSampler(PrivateBatchSampler):
     """A sampler of uniform subsets of exactly ``batch_size`` records, in ascending order.
 
-    A batch has the records with the ``batch_size`` smallest 64-bit numbers. If the last place is
-    tied (once in 2^64 / dataset_size draws or more), all numbers are drawn again, so every subset
-    is equally likely.
+    Every subset is equally likely. Small batches are drawn record by record, large ones have the
+    records with the least 64-bit numbers (``subsets.uniform_subset``).
 
     Args:
         dataset_size: number of records.
@@ -198,14 +182,7 @@ class FixedSizeSampler(PrivateBatchSampler):
         return float(self.batch_size)
 
     def _draw(self, step: int) -> torch.Tensor:
-        attempt = 0
-        while True:
-            numbers = self._numbers(step, attempt)
-            last = numbers.kthvalue(self.batch_size).values
-            chosen = (numbers <= last).nonzero().flatten()
-            if len(chosen) == self.batch_size:
-                return chosen
-            attempt += 1
+        return uniform_subset(self._words(step), self.dataset_size, self.batch_size)
 
 
 class ShuffledSampler(PrivateBatchSampler):
@@ -256,12 +233,11 @@ class ShuffledSampler(PrivateBatchSampler):
         return self._order[place * self.batch_size :][: self.batch_size].clone()
 
     def _permutation(self, epoch: int) -> torch.Tensor:
-        attempt = 0
+        words = self._words(epoch)
         while True:
-            numbers, order = self._numbers(epoch, attempt).sort()
+            numbers, order = words.numbers(self.dataset_size).sort()
             if not bool((numbers[1:] == numbers[:-1]).any()):
                 return order
-            attempt += 1
 
 
 def make_batches(

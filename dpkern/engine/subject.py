@@ -153,13 +153,21 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
             got=f"{list(x.shape[1:])} ({str(error).splitlines()[0]})",
             remedy="Pass the shape of one sample.",
         ) from error
-    fits = isinstance(out, Tensor) and out.is_floating_point() and out.dim() >= 2
-    if not fits or len(out) != len(x) or out.shape[-1] < 2:
-        got = f"shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise InvalidInput(
-            "model",
-            expected="one tensor of logits [B, ..., at least 2 classes]",
-            got=got,
-            remedy="Wrap the model in one that returns logits.",
-        )
+    check_logits(out, len(x))
     return out
+
+
+def check_logits(out: object, rows: int) -> None:
+    """Check that a model's output is one tensor of logits of so many rows."""
+    if isinstance(out, Tensor):
+        if out.is_floating_point() and out.dim() >= 2 and len(out) == rows and out.shape[-1] > 1:
+            return
+        got = f"shape {list(out.shape)}"
+    else:
+        got = type(out).__name__
+    raise InvalidInput(
+        "model",
+        expected="one tensor of logits [B, ..., at least 2 classes]",
+        got=got,
+        remedy="Wrap the model in one that returns logits.",
+    )

@@ -25,7 +25,7 @@ from ..privacy.accounting.events import EventSpec
 from ..privacy.accounting.history import NOTHING, RELEASED_BITS
 from ..privacy.theory import gaussian, markov, pnsgd
 from .claims_local import local, row
-from .result import ComparisonRow, Line, Panel, Result
+from .result import ComparisonRow, Panel, Result, by_row
 from .runner import ItemRequest
 from .verdict import of_epsilon
 
@@ -112,23 +112,12 @@ def table(request: ItemRequest) -> Result:
 
 
 def _panel(rows: Sequence[ComparisonRow]) -> Panel:
-    """Draw both numbers of every row; what is certified for nothing stands above all of them."""
-    numbers = range(1, len(rows) + 1)
-    claimed = [math.nan if row.epsilon_claimed is None else row.epsilon_claimed for row in rows]
-    proved = [math.nan if row.epsilon_certified is None else row.epsilon_certified for row in rows]
-    top = 10 * max(filter(math.isfinite, (*claimed, *proved)))
-    nothing = [top if epsilon == math.inf else math.nan for epsilon in proved]
-    return Panel(
-        title="by row of the table",
-        x_label="row",
-        y_label="epsilon",
-        lines=[
-            Line(label="claimed", x=numbers, y=claimed, points=True),
-            Line(label="certified", x=numbers, y=proved, points=True),
-            Line(label="nothing certified (infinite)", x=numbers, y=nothing, points=True),
-        ],
-        log_y=True,
-    )
+    """Draw both numbers of every row; what is certified for nothing is infinite."""
+    both = {
+        "claimed": [row.epsilon_claimed for row in rows],
+        "certified": [row.epsilon_certified for row in rows],
+    }
+    return by_row("epsilon", [row.setting for row in rows], both)
 
 
 def _dp_sgd() -> list[ComparisonRow]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +17,7 @@ from ..base.errors import InvalidInput
 from ..base.exit_codes import INTERRUPTED
 from ..base.json import dumps
 from ..base.outputs import write_atomically
+from ..base.threads import torch_threads
 from ..base.validate import integer, open_unit, positive_at, require
 from . import PAPERS, ItemRequest, Result, ResultCache, everything, names, numbers, page, takes
 from .catalogue import ALL, SIZED, data_of, has_items
@@ -209,12 +211,15 @@ def command(
     if paper == ALL and item is not None:
         raise InvalidInput("item", expected=f"none with {ALL}", got=item, remedy="Leave it out.")
     whole = paper == ALL or (item == ALL and has_items(paper))
+    # Steps as small as those of quick runs wait for a second thread longer than it works.
+    threads = 1 if quick else torch.get_num_threads()
     try:
-        if whole:
-            found = run.many(everything.wanted(paper))
-        else:
-            (name,) = names(paper, item)
-            found = [run.one(PlannedItem.unplanned(paper, name, run.request))]
+        with torch_threads(threads):
+            if whole:
+                found = run.many(everything.wanted(paper))
+            else:
+                (name,) = names(paper, item)
+                found = [run.one(PlannedItem.unplanned(paper, name, run.request))]
     except KeyboardInterrupt:
         run.say_how_to_continue()
         raise typer.Exit(INTERRUPTED) from None

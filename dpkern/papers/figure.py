@@ -19,8 +19,20 @@ MARKED = 40
 """Maximum of points of a curve that shows each of them."""
 TICKS = 8
 """Maximum of places of a logarithmic axis that names each."""
+SHORT, LONG = 3, 72
+"""Maximum of letters of names that stand upright below an axis, and of a line of those beside one.
+"""
 DASHES = ("-", "--", "-.", ":")
 """Dashes in turns, so that curves which coincide show below one another."""
+CROSSED = "most runs stopped or collapsed"
+PRINTED = "published"
+"""The last word of the label of a source's points: rings, in the colour of our curve."""
+NARROW, WIDE = 4.6, 8.4
+"""Inches of a panel with curves, and of one with a row for each name."""
+LETTER = 0.06
+"""Inches of a letter of a legend or name, on average."""
+LEAN = 20
+"""Degrees by which long names below an axis are turned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +75,8 @@ class Panel:
         image: rows of numbers, drawn as a heat map in the place of lines.
         boxes: drawn in the place of lines and axes.
         names: names of the places 1, 2, ... of the horizontal axis; empty for numbers.
+        rows: names of the places 1, 2, ... of the vertical axis, from above; what is infinite
+            stands at the right edge.
     """
 
     title: str
@@ -74,6 +88,7 @@ class Panel:
     image: Sequence[Sequence[float]] = ()
     boxes: Sequence[DiagramBox] = ()
     names: Sequence[str] = ()
+    rows: Sequence[str] = ()
 
 
 def withheld(title: str, reason: str) -> Panel:
@@ -93,14 +108,19 @@ def draw(
         InvalidInput: the folder cannot be written.
         MissingDependency: without matplotlib.
     """
-    columns = min(len(panels), 2)  # a page is as wide as two panels with letters that can be read
-    lines = -(-len(panels) // columns)
-    size = columns * max(map(_width, panels)), lines * max(map(_height, panels))
-    with canvas.styled(FigureSize(width=size[0], font=FONT)):
+    # A page is as wide as two panels with letters that can be read.
+    columns = 1 if any(panel.rows for panel in panels) else min(len(panels), 2)
+    lines = [panels[first : first + columns] for first in range(0, len(panels), columns)]
+    width = columns * max(map(_width, panels))
+    below = textwrap.wrap(footer, int(0.9 * width / LETTER))
+    heights = [max(map(_height, line)) for line in lines]
+    around = 0.2 * headline.count("\n") + 0.17 * (len(below) + 1) * bool(below)
+    with canvas.styled(FigureSize(width=width, font=FONT)):
         figures = require("matplotlib.figure")
-        figure = figures.Figure(figsize=size, layout="constrained")
-        for number, panel in enumerate(panels, start=1):
-            axes = figure.add_subplot(lines, columns, number)
+        figure = figures.Figure(figsize=(width, sum(heights) + around), layout="constrained")
+        grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+        for number, panel in enumerate(panels):
+            axes = figure.add_subplot(grid[divmod(number, columns)])
             axes.set_title(panel.title, fontsize=FONT)
             if panel.image:
                 axes.set_axis_off()
@@ -110,22 +130,47 @@ def draw(
             else:
                 _draw_lines(axes, panel)
         figure.suptitle(headline, fontsize=FONT + 1)
-        if footer:
-            figure.supxlabel("\n" + textwrap.fill(footer, int(14 * size[0])), fontsize=FONT - 1)
+        if below:
+            figure.supxlabel("\n" + "\n".join(below), fontsize=FONT - 1)
         return figure_files.save(figure, folder, stem)
 
 
 def _width(panel: Panel) -> float:
     """Return the width in inches: a box of a diagram has 1.4."""
-    return max(4.6, 1.4 * len({box.x for box in panel.boxes}))
+    usual = WIDE if panel.rows else NARROW
+    return max(usual, 1.4 * len({box.x for box in panel.boxes}))
 
 
 def _height(panel: Panel) -> float:
     """Return the height in inches, with the legend below the axes; a box of a diagram has 0.9."""
     if panel.boxes:
         return 0.8 + 0.9 * len({box.y for box in panel.boxes})
-    legend = 0.17 * math.ceil(sum(bool(line.label) for line in panel.lines) / 2)
-    return 3.6 + legend + (0.5 if panel.names else 0)
+    if panel.image:
+        return 2.6
+    labels = [line.label for line in panel.lines if line.label]
+    labels += [CROSSED] * bool(_crosses(panel.lines))
+    legend = 0.17 * math.ceil(len(labels) / _legend_columns(labels, _width(panel)))
+    legend += 0.17 * any(line.half for line in panel.lines)
+    if panel.rows:
+        most = max(name.count("\n") + 1 for name in _wrapped(panel.rows))
+        return 1.0 + legend + (0.06 + 0.13 * most) * len(panel.rows)
+    return 3.4 + legend + _drop(panel)
+
+
+def _wrapped(rows: Sequence[str]) -> list[str]:
+    return [textwrap.fill(name, LONG) for name in rows]
+
+
+def _drop(panel: Panel) -> float:
+    """Return the inches that names below the axis reach down, besides one line."""
+    longest = max(map(len, panel.names), default=0)
+    return LETTER * longest * math.sin(math.radians(LEAN)) if longest > SHORT else 0.0
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return 2 where the two longest labels fit beside each other, else 1."""
+    longest = sum(sorted(map(len, labels))[-2:])
+    return 2 if LETTER * longest + 1.2 <= width else 1
 
 
 def _draw_lines(axes: Any, panel: Panel) -> None:
@@ -136,73 +181,135 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
-    crosses: list[tuple[float, float]] = []
+    colors = _colors(panel.lines)
     for number, line in enumerate(panel.lines):
-        drawn = [
-            (x, y, half)
-            for x, y, half in zip(line.x, line.y, line.half or [0.0] * len(line.x), strict=True)
-            if math.isfinite(x) and math.isfinite(y)
-        ]
-        if not drawn:
-            continue
-        style: dict[str, Any] = {"linestyle": DASHES[number % len(DASHES)]}
-        if line.level:
-            style |= {"color": "0.35", "linewidth": 1}
-        elif line.points:
-            # A ring around a point: two series that coincide are both seen.
-            style = {"linestyle": "none", "marker": "o", "markersize": 4}
-            style |= {} if number else {"markersize": 8, "fillstyle": "none"}
-        elif len(drawn) <= MARKED:
-            style |= {"marker": "."}
-        x, y, half = zip(*drawn, strict=True)
-        for here, there, bad in zip(line.x, line.y, line.spoiled, strict=False):
-            if bad and math.isfinite(there):
-                crosses.append((here, there))
-        if line.half and line.band:
-            (curve,) = axes.plot(x, y, label=line.label, **style)
-            low, high = ([b + sign * h for b, h in zip(y, half, strict=True)] for sign in (-1, 1))
-            axes.fill_between(x, low, high, color=curve.get_color(), alpha=0.15, linewidth=0)
-        elif line.half:
-            bars = [one if math.isfinite(one) else math.nan for one in half]
-            axes.errorbar(x, y, yerr=bars, label=line.label, capsize=2, elinewidth=0.8, **style)
-        else:
-            axes.plot(x, y, label=line.label, **style)
-    if crosses:
-        wrong = "most runs stopped or collapsed"
+        _draw_line(axes, line, colors[number], DASHES[number % len(DASHES)])
+        if panel.rows:
+            _draw_infinite(axes, line, colors[number])
+    if crosses := _crosses(panel.lines):
         crossed = {"linestyle": "none", "marker": "x", "color": "red", "zorder": 3}
-        axes.plot(*zip(*crosses, strict=True), label=wrong, **crossed)
+        axes.plot(*zip(*crosses, strict=True), label=CROSSED, **crossed)
+    _name_places(axes, panel)
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        _draw_legend(axes, panel, labels)
+
+
+def _colors(lines: Sequence[Line]) -> list[str]:
+    """Return each line's colour; a source's points have that of the line that is ours."""
+    bases = [line.label.removesuffix(PRINTED).rstrip(", ") or line.label for line in lines]
+    own = list(
+        dict.fromkeys(base for base, line in zip(bases, lines, strict=True) if not line.level)
+    )
+    return [
+        "0.35" if line.level else f"C{own.index(base)}"
+        for base, line in zip(bases, lines, strict=True)
+    ]
+
+
+def _draw_line(axes: Any, line: Line, color: str, dash: str) -> None:
+    drawn = [
+        (x, y, half)
+        for x, y, half in zip(line.x, line.y, line.half or [0.0] * len(line.x), strict=True)
+        if math.isfinite(x) and math.isfinite(y)
+    ]
+    if not drawn:
+        return
+    style: dict[str, Any] = {"linestyle": dash, "color": color}
+    if line.level:
+        style |= {"linewidth": 1}
+    elif line.points:
+        style |= {"linestyle": "none", "marker": "o", "markersize": 4}
+        # A ring around a point: two series that coincide are both seen.
+        style |= {"markersize": 8, "fillstyle": "none"} if line.label.endswith(PRINTED) else {}
+    elif len(drawn) <= MARKED:
+        style |= {"marker": "."}
+    x, y, half = zip(*drawn, strict=True)
+    if line.half and line.band:
+        axes.plot(x, y, label=line.label, **style)
+        low, high = ([b + sign * h for b, h in zip(y, half, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    elif line.half:
+        bars = [one if math.isfinite(one) else math.nan for one in half]
+        axes.errorbar(x, y, yerr=bars, label=line.label, capsize=2, elinewidth=0.8, **style)
+    else:
+        axes.plot(x, y, label=line.label, **style)
+
+
+def _draw_infinite(axes: Any, line: Line, color: str) -> None:
+    """Draw an arrow at the right edge of every row whose number is infinite."""
+    rows = [y for x, y in zip(line.x, line.y, strict=True) if x == math.inf]
+    if rows:
+        edge = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+        axes.plot(
+            [1.0] * len(rows),
+            rows,
+            label=f"{line.label}, infinite",
+            linestyle="none",
+            marker=">",
+            markersize=5,
+            color=color,
+            **edge,
+        )
+
+
+def _crosses(lines: Sequence[Line]) -> list[tuple[float, float]]:
+    """Return the places where most runs were stopped or collapsed."""
+    return [
+        (x, y)
+        for line in lines
+        for x, y, bad in zip(line.x, line.y, line.spoiled, strict=False)
+        if bad and math.isfinite(y)
+    ]
+
+
+def _name_places(axes: Any, panel: Panel) -> None:
     places = sorted({x for line in panel.lines for x in line.x})
-    if panel.log_x and len(places) <= TICKS:
+    if panel.log_x and not panel.rows and len(places) <= TICKS:
         axes.set_xticks(places, labels=[f"{x:g}" for x in places])
         axes.set_xticks([], minor=True)
+    small: dict[str, Any] = {"fontsize": FONT - 1}
     if panel.names:
-        axes.set_xticks(range(1, len(panel.names) + 1), labels=panel.names, fontsize=FONT - 1)
-        long = max(map(len, panel.names)) > 3
-        axes.tick_params("x", rotation=20 if long else 0)
+        turned = {"rotation": LEAN, "ha": "right", "rotation_mode": "anchor"}
+        small |= turned if _drop(panel) else {}
+        axes.set_xticks(range(1, len(panel.names) + 1), labels=panel.names, **small)
         axes.set_xlim(0.5, len(panel.names) + 0.5)
-    if any(line.label for line in panel.lines):
-        # Below: nothing there hides a curve.
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
-        if max(map(len, panel.names), default=0) > 3:
-            below["bbox_to_anchor"] = (0.5, -0.3)
-        shapes = {"band" if line.band else "bars" for line in panel.lines if line.half}
-        title = f"{' and '.join(sorted(shapes))}: 95 % intervals" if shapes else None
-        small = {"fontsize": FONT - 1, "title": title, "title_fontsize": FONT - 1}
-        axes.legend(frameon=False, handlelength=3.5, **small, **below)
+    elif panel.rows:
+        axes.set_yticks(range(1, len(panel.rows) + 1), labels=_wrapped(panel.rows), **small)
+        axes.set_ylim(len(panel.rows) + 0.7, 0.3)
+
+
+def _draw_legend(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
+    """Draw the legend below the names of the axis: nothing there hides a curve or a letter."""
+    transforms = require("matplotlib.transforms")
+    depth = 0.28 + 0.2 * bool(panel.x_label) + _drop(panel)
+    down = transforms.ScaledTranslation(0, -depth, axes.figure.dpi_scale_trans)
+    shapes = {"band" if line.band else "bars" for line in panel.lines if line.half}
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        bbox_transform=axes.transAxes + down,
+        ncols=_legend_columns(labels, _width(panel)),
+        frameon=False,
+        handlelength=3.5,
+        fontsize=FONT - 1,
+        title=f"{' and '.join(sorted(shapes))}: 95 % intervals" if shapes else None,
+        title_fontsize=FONT - 1,
+    )
 
 
 def _draw_boxes(axes: Any, boxes: Sequence[DiagramBox]) -> None:
     axes.set_axis_off()
-    for place, box in enumerate(boxes):
+    before: Any = None
+    for box in boxes:
         frame = {"boxstyle": "round", "facecolor": "white"}
-        if place and box.arrow:
-            before = boxes[place - 1]
-            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
-            # The tip in the middle: the ends lie under the boxes.
-            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
-            tip = {"arrowstyle": "-|>", "color": "black"}
-            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
-        axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
+        text = axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
+        if before is not None and box.arrow:
+            # From edge to edge of the two boxes.
+            arrow = {"arrowstyle": "-|>", "color": "black", "shrinkA": 0, "shrinkB": 0}
+            arrow |= {"patchA": before.get_bbox_patch(), "patchB": text.get_bbox_patch()}
+            axes.annotate("", text.get_position(), before.get_position(), arrowprops=arrow)
+        before = text
     across, up = ([getattr(box, side) for box in boxes] for side in ("x", "y"))
     axes.set_xlim(min(across) - 1, max(across) + 1)
     axes.set_ylim(min(up) - 1, max(up) + 1)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..base.json import dumps, plain
 from ..base.outputs import write_atomically
@@ -208,38 +208,46 @@ class Paper:
 
 
 def _of_rows(result: Result) -> list[Panel]:
-    """Draw numbers over the number of their row, a panel for each quantity."""
-    quantities = dict.fromkeys(
-        row.quantity for row in result.rows if isinstance(row.ours, (int, float))
-    )
+    """Draw the numbers of every row beside its name, a panel for each quantity."""
+    quantities = dict.fromkeys(row.quantity for row in result.rows if _is_number(row.ours))
     panels = []
     for quantity in list(quantities)[:PANELS]:
-        numbered = [
-            (number, row)
-            for number, row in enumerate(result.rows, start=1)
-            if row.quantity == quantity
-        ]
-        lines = [
-            line
-            for name in ("published", "ours")
-            if (line := _points(name, [getattr(row, name) for _, row in numbered])).y
-        ]
-        values = [y for line in lines for y in line.y if math.isfinite(y)]
-        wide = bool(values) and min(values) > 0 and max(values) > WIDE * min(values)
-        names = [str(number) for number, _ in numbered]
-        axis = "row of the table"
-        panels.append(Panel(title=quantity, x_label=axis, lines=lines, log_y=wide, names=names))
+        rows = [row for row in result.rows if row.quantity == quantity]
+        both = {name: [getattr(row, name) for row in rows] for name in ("published", "ours")}
+        panels.append(by_row(quantity, [row.setting for row in rows], both))
     return panels or [Panel(title=result.title)]
 
 
-def _points(name: str, values: Sequence[float | str | None]) -> Line:
-    """Draw the values that are numbers over their place."""
-    found = [
-        (float(place), float(value))
-        for place, value in enumerate(values, start=1)
-        if isinstance(value, (int, float))
-    ]
-    return Line(label=name, x=[x for x, _ in found], y=[y for _, y in found], points=True)
+def by_row(
+    title: str, settings: Sequence[str], numbers: Mapping[str, Sequence[float | str | None]]
+) -> Panel:
+    """Draw numbers by label, a place for each setting; what is no number is left out."""
+    lines = []
+    for label, values in numbers.items():
+        found = [
+            (float(value), float(place))
+            for place, value in enumerate(values, start=1)
+            if _is_number(value) and not math.isnan(value)
+        ]
+        if found:
+            x, y = zip(*found, strict=True)
+            lines.append(Line(label=label, x=x, y=y, points=True))
+    drawn = [x for line in lines for x in line.x if math.isfinite(x)]
+    wide = bool(drawn) and min(drawn) > 0 and max(drawn) > WIDE * min(drawn)
+    return Panel(title=title, lines=lines, log_x=wide, rows=settings)
 
 
-__all__ = ["FORMULA", "NONE_PUBLISHED", "ComparisonRow", "DiagramBox", "Line", "Panel", "Result"]
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float))
+
+
+__all__ = [
+    "FORMULA",
+    "NONE_PUBLISHED",
+    "ComparisonRow",
+    "DiagramBox",
+    "Line",
+    "Panel",
+    "Result",
+    "by_row",
+]

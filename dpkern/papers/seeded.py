@@ -179,15 +179,20 @@ class Control:
         name: what panels that it is for are titled by; empty for all panels.
         ours: accuracy in per cent.
         printed: the source's, a text where it is of other data; None for none.
+        constant: what the best output reaches that is the same for every record, where that is the
+            bar; None takes a share of the printed accuracy.
     """
 
     name: str = ""
     ours: float
     printed: float | str | None = None
+    constant: float | None = None
 
     @property
     def bar(self) -> float:
         """The accuracy that it must reach, in per cent."""
+        if self.constant is not None:
+            return self.constant
         return SHARE * self.printed if isinstance(self.printed, float) else LEARNED
 
     @property
@@ -200,6 +205,8 @@ class Control:
         text = f"{self.name} without privacy: {self.ours:.1f} %".strip()
         if isinstance(self.printed, float):
             text += f" (printed {self.printed:g})"
+        if self.constant is not None:
+            text += f" (the best constant output: {self.constant:.1f} %)"
         if not self.passed:
             return f"{text}, below the {self.bar:.1f} % that a control must reach"
         if isinstance(self.printed, float) and self.ours < self.printed - MARGIN:

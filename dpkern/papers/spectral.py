@@ -27,7 +27,7 @@ from ..privacy.mechanisms.base import Mechanism
 from . import runner
 from .result import ComparisonRow, Line, Panel, Paper, Result
 from .runner import ItemRequest, RunSetting
-from .seeded import SeededCell, train
+from .seeded import WITHOUT_PRIVACY, Control, SeededCell, train, with_controls
 from .verdict import Verdict, exact, of_order
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -196,7 +196,8 @@ def whitened(request: ItemRequest) -> Result:
         )
         for name, mechanism in made.items()
     ]
-    found = train(request, cells, request.repeats(1 if request.quick else 5))
+    free = replace(cells[0], label="without privacy", mechanism=WITHOUT_PRIVACY)
+    *found, control = train(request, [*cells, free], request.repeats(1 if request.quick else 5))
     rows = _norms(where, sites, epochs)
     rows += [
         runs.row("whitened", f"{name}, bound 1 over all layers, sigma {sigma:.4g}")
@@ -206,7 +207,7 @@ def whitened(request: ItemRequest) -> Result:
         "whitened", "clip norms of a filtered layer", rows, (), runner.SEEDED, quick=request.quick
     )
     usual = found[0]
-    return result.judged(
+    return with_controls(result, [Control(ours=control.found.mean)]).judged(
         [
             of_order(
                 f"{name} is more accurate than DP-SGD at equal certified epsilon",

@@ -92,7 +92,9 @@ def of_number(
         ours=found.mean,
         low=low,
         high=high,
-        reason=missing or reason,
+        reason=missing
+        or reason
+        or f"the interval {'contains' if inside else 'does not contain'} the printed number",
     )
 
 
@@ -121,6 +123,7 @@ def of_order(
     missing = hindrance or _too_few(len(better), found)
     if not missing and low <= 0 <= high:
         missing = "the interval of the difference contains 0"
+    side = f"the interval of the difference is {'above' if low > 0 else 'below'} 0"
     return Verdict(
         claim=claim,
         verdict=UNDECIDED if missing else HOLDS if low > 0 else FAILS,
@@ -129,7 +132,7 @@ def of_order(
         ours=found.mean,
         low=low,
         high=high,
-        reason=missing or reason,
+        reason=missing or reason or side,
     )
 
 
@@ -160,6 +163,9 @@ def of_epsilon(
     verdict = HOLDS if holds else FAILS if attained else UNDECIDED
     shown = "nothing can be certified" if math.isinf(certified) else ""
     slack = f"by slack: {shown_bound(certified)} is enough" if certified < 0.999 * claimed else ""
+    said = [text for text in (slack if holds else shown, reason) if text]
+    if not said:
+        said = ["the certificate is as large" if holds else "some pair of neighbours spends more"]
     return Verdict(
         claim=claim,
         verdict=verdict,
@@ -168,7 +174,7 @@ def of_epsilon(
         ours=certified,
         low=certified,
         high=certified,
-        reason="; ".join(text for text in (slack if holds else shown, reason) if text),
+        reason="; ".join(said),
     )
 
 
@@ -179,18 +185,29 @@ def exact(
     unit: str = "",
     published: float | None = None,
     ours: float | None = None,
+    half: float = 0.0,
     reason: str = "",
 ) -> Verdict:
-    """Return the verdict on a formula: nothing in it is random."""
+    """Return the verdict on a formula, or on draws so many that none of it hangs on them.
+
+    Args:
+        claim: the claim in words.
+        holds: whether it does.
+        unit: unit and aggregation of both numbers.
+        published: the printed number.
+        ours: our number.
+        half: half its 95 % interval, where it was simulated.
+        reason: what explains the verdict; empty where the numbers do.
+    """
     return Verdict(
         claim=claim,
         verdict=HOLDS if holds else FAILS,
         unit=unit,
         published=published,
         ours=ours,
-        low=ours,
-        high=ours,
-        reason=reason,
+        low=None if ours is None else ours - half,
+        high=None if ours is None else ours + half,
+        reason=reason or ("simulated here" if half else "computed here"),
     )
 
 

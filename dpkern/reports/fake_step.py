@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..base.errors import DPKernError, InvalidInput
 from ..engine import validate
+from ..engine.subject import check_logits
 from .traffic import bytes_of
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -190,6 +191,7 @@ def _traced(
     with recorder:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = model(x)
+            check_logits(out, len(x))
             labels = torch.zeros(out.shape[:-1], dtype=torch.int64)
             loss = nn.functional.cross_entropy(out.flatten(0, -2).float(), labels.flatten())
         recorder.phase = BACKWARD

@@ -129,7 +129,9 @@ def test_history_takes_one_file_outside_of_the_repository(
     path = tmp_path / "run.json"
     results.write(path, _content())
     assert main(["bench", "history", str(path)]) == 0
-    assert "| a.b tiny, cpu, 1 threads |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("a.b tiny, cpu, threads: 1\n")
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("other", [{"processor": "another"}, {"cores": 999}])

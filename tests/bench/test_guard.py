@@ -95,6 +95,7 @@ def test_a_busy_process_marks_rows_and_takes_their_ratios(threads: int) -> None:
     assert not row["quiet"]
     assert not {"ratio", "verdict", "of limit"} & row.keys()
     assert "disturbed" in results.cells(row)[-1]
+    assert max(map(len, results.text_lines([row]))) <= 80
     assert len(row["samples ms"]["dpkern"]) >= 5  # kept all the same
 
 

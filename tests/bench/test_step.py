@@ -164,6 +164,30 @@ def test_the_command_keeps_what_it_prints(
     assert "| dpkern | 1 |" in out.with_suffix(".md").read_text()
 
 
+def frozen() -> tuple[nn.Module, Tensor]:
+    return net()[0].requires_grad_(False), torch.randn(4, 6)
+
+
+class AsksItsRows(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def asking() -> tuple[nn.Module, Tensor]:
+    return AsksItsRows(6, 3), torch.randn(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("frozen", "no parameter requires a gradient"), ("asking", "refused: ")]
+)
+def test_a_model_that_is_refused_says_why(name: str, says: str) -> None:
+    plan = step.StepPlan(model=f"{__name__}:{name}", batch=8, quick=True, seconds=0.01)
+    (row,) = step.rows(plan)
+    shown = "\n".join(results.step_tables([row], markdown=False)).splitlines()
+    assert says in " ".join(shown)
+    assert max(map(len, shown)) <= 80
+
+
 def test_lack_of_memory_is_not_called_wrong() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)

@@ -307,7 +307,7 @@ def linear_integer_sum(draw: Draw) -> Call:
     if draw.chance():
         a, g = a[:, :1].contiguous(), g[:, :1].contiguous()
     whole = a.shape[1] == 1 and draw.chance()
-    return (a, g, factors, out.int()), {"rounding": "nearest" if whole else "truncate"}
+    return (a, g, factors, out.int()), {"rounding": "factors" if whole else "truncate"}
 
 
 def linear_sum_error(draw: Draw) -> Call:

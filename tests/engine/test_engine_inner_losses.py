@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from dpkern.engine.inner_difference import check_inner_losses
 from tests.engine.engine_run import Run
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -81,6 +84,48 @@ def test_others_are_refused_before_a_release(name: str) -> None:
     with pytest.raises((UnsupportedModule, InvalidInput), match=r"loss|sample"):
         train(run)
     assert run.engine.step.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        ([0, 0, 1, 0], True),
+        ([1, 1, 1, 1, 0, 1, 1], True),
+        ([0, 1, 0, 0, 0], True),
+        ([1, 1, 1, 1, 1], False),
+    ],
+)
+def test_classes_of_any_batch_are_counted_anew(classes: list[int], told: bool) -> None:
+    """Half of the samples have the class of another sample then, or the batch cannot tell."""
+    y = torch.tensor(classes)
+    x = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0))
+    for loss, right in ((by_counts, not told), (RIGHT["class weights"], True)):
+        module = WithLoss(loss)
+        if right:
+            assert check_inner_losses(module, module, ((x, y), {}), len(y)) == (True, told)
+        else:
+            with pytest.raises(UnsupportedModule, match="changed when others were replaced"):
+                check_inner_losses(module, module, ((x, y), {}), len(y))
+
+
+def test_a_batch_of_one_class_is_followed_by_another_probe() -> None:
+    """What is found then may have been released before, and the certificate says so."""
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(5))
+    y = torch.zeros(48, dtype=torch.int64)
+    run = Run(
+        module=WithLoss(by_counts),
+        noise_multiplier=0.0,
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True),
+    )
+    batches = iter(run.loader)
+    (x, y), (later, classes) = next(batches), next(batches)
+    run.module(x, y)["loss"].backward()
+    run.optimizer.step()
+    classes[: len(classes) // 2] = 1
+    with pytest.raises(UnsupportedModule, match="changed when others were replaced"):
+        run.module(later, classes)["loss"].backward()
+    assert run.engine.step.steps == 1
+    assert run.engine.get_epsilon(1e-5) == math.inf
 
 
 def test_each_record_is_divided_by_its_own_targets() -> None:

@@ -205,7 +205,7 @@ def test_sums_are_near_those_of_floats(name: str) -> None:
     assert unit is not None
     for mine, theirs in zip(exact.sums, floating.sums, strict=True):
         assert mine.shape == theirs.shape
-        slack = 2e-3 * float(theirs.abs().max()) + B * unit
+        slack = 5e-3 * float(theirs.abs().max()) + B * unit
         torch.testing.assert_close(mine.double() * unit, theirs.double(), rtol=0, atol=slack)
     torch.testing.assert_close(exact.norms, floating.norms, rtol=1e-3, atol=0)
 
@@ -306,13 +306,13 @@ def test_a_sample_that_is_dropped_from_one_group_is_dropped_from_all() -> None:
     assert int(result.nonfinite) == 1
 
 
-def test_layers_of_one_position_leave_room_for_rounding_to_nearest() -> None:
-    # All entries are equal: M / 64 = 14894.5 each, which would round up.
+def test_layers_of_one_position_round_below_the_bound() -> None:
+    # All entries are equal: the vectors' would be sqrt(M / 64) = 122.04, the products' 14894.5.
     module, x = nn.Linear(64, 64, bias=False), torch.ones(1, 64)
     plan = plan_of(module)
     assert bound_of(plan) == M
     result = summed(module, x, plan, loss=lambda y: 10 * y)
-    assert result.sums[0].unique().tolist() == [14894]
+    assert result.sums[0].unique().tolist() == [122 * 122]
 
 
 def test_groups_are_bounded_one_by_one() -> None:
@@ -323,7 +323,7 @@ def test_groups_are_bounded_one_by_one() -> None:
     result = summed(module, x, plan, weights)
     for block, part in zip(plan.blocks, result.sums, strict=True):
         assert block.integer_bound is not None
-        least, most = block.integer_bound - 60, block.integer_bound
+        least, most = 0.998 * block.integer_bound, block.integer_bound
         assert least < math.sqrt(norm_square(part.flatten())) <= most
 
 
@@ -427,15 +427,14 @@ def largest(make: Callable[[Tensor, Tensor], None], factors: Tensor, shape: Sequ
     return most
 
 
-@pytest.mark.parametrize("rounding", ["truncate", "nearest"])
+@pytest.mark.parametrize("rounding", ["truncate", "factors"])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 5), (33, 20)])
 def test_no_hostile_record_of_one_position_exceeds_the_bound(
     rounding: Any, sizes: tuple[int, int]
 ) -> None:
     d, p = sizes
-    rest = math.sqrt(d * p) / 2 if rounding == "nearest" else 0
     for what, a, g in pairs(6, 1, d, p):
-        factors = factors_of(ghost.linear_norm(a, g), M - rest)
+        factors = factors_of(ghost.linear_norm(a, g), M)
 
         def add(weights: Tensor, out: Tensor, a: Tensor = a, g: Tensor = g) -> None:
             ghost.linear_integer_sum(a, g, weights, out, rounding=rounding)
@@ -499,26 +498,6 @@ def test_aiming_at_the_clipping_bound_admits_too_much() -> None:
 
     assert above(float(M)) == 0
     assert above(1 / UNIT) > 20
-
-
-def test_rounding_to_nearest_needs_its_part_of_the_bound() -> None:
-    # Many equal entries, each just above a half.
-    d = p = 64
-    a, g = torch.ones(1, 1, d), torch.full((1, 1, p), 1.0)
-
-    def add(weights: Tensor, out: Tensor) -> None:
-        ghost.linear_integer_sum(a, g, weights, out, rounding="nearest")
-
-    bound = 64 * 5 + 36  # entries of 5.56 round to 6
-    squares = ghost.linear_norm(a, g)
-    scale = bound * 2.0
-
-    def most(aim: float) -> int:
-        factors, _ = ghost.clip_factors([squares], aim, dtype=torch.float32, scale=scale)
-        return largest(add, factors, (p, d))
-
-    assert most(bound - math.sqrt(d * p) / 2) <= bound**2
-    assert most(float(bound)) > bound**2
 
 
 def test_a_chain_that_could_overflow_is_dropped() -> None:

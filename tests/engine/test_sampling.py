@@ -15,7 +15,7 @@ from scipy.stats import binom, chi2
 
 from dpkern.base.errors import DPKernError, InvalidInput
 from dpkern.base.rng import Key, Purpose
-from dpkern.engine import sampling
+from dpkern.engine import subsets
 from dpkern.engine.sampling import (
     FixedSizeSampler,
     PoissonSampler,
@@ -125,34 +125,64 @@ def test_permutations_are_equally_likely() -> None:
 @pytest.mark.parametrize("rate", [1e-12, 0.01, 0.1, 1 / 3, 1 - 2.0**-53])
 def test_inclusion_probability_never_exceeds_the_rate(rate: float) -> None:
     threshold = poisson(rate)._threshold
-    assert Fraction(threshold, 1 << 64) <= Fraction(rate) < Fraction(threshold + 1, 1 << 64)
+    assert Fraction(threshold, 1 << 72) <= Fraction(rate) < Fraction(threshold + 1, 1 << 72)
+
+
+def words_of(*numbers: int) -> Any:
+    """Make a keystream whose 64-bit numbers are these, the last one again and again."""
+    left = list(numbers)
+
+    def fake(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
+        drawn = [left.pop(0) if len(left) > 1 else left[0] for _ in range(8 * blocks)]
+        words = [part for number in drawn for part in (number & 0xFFFFFFFF, number >> 32)]
+        return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+    return fake
+
+
+EQUAL = 0x5555555555555555
+"""Eight equal bytes; the threshold of the float 1/3 has the same down to its bit 18."""
 
 
 @pytest.mark.parametrize(
-    ("word", "taken"),
-    [(0, True), ((1 << 63) - 1, True), ((3 << 62) - 1, True), (3 << 62, False), (2**64 - 1, False)],
+    ("first", "second", "taken"),
+    [
+        (0, 2**64 - 1, True),
+        (EQUAL - 0x0101010101010101, 2**64 - 1, True),
+        (EQUAL, 0, True),
+        (EQUAL, EQUAL - (1 << 18), True),
+        (EQUAL, EQUAL, False),
+        (EQUAL, 1 << 63, False),
+        (EQUAL, 2**64 - 1, False),
+        (EQUAL + 0x0101010101010101, 0, False),
+        (2**64 - 1, 0, False),
+    ],
 )
-def test_words_are_compared_as_unsigned(
-    word: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+def test_72_bits_are_compared_as_unsigned(
+    first: int, second: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
-        low, high = word & 0xFFFFFFFF, word >> 32
-        words = torch.tensor([low, high], dtype=torch.int64).repeat(8 * blocks)
-        return words.to(torch.int32)
-
-    monkeypatch.setattr(sampling, "keystream", fake)
-    (batch,) = poisson(0.75, n=3, steps=1)
+    monkeypatch.setattr(subsets, "keystream", words_of(*[first] * 8, second))
+    (batch,) = poisson(1 / 3, n=3, steps=1)
     assert batch.tolist() == ([0, 1, 2] if taken else [])
 
 
-def test_mask_comes_from_the_sampling_keystream() -> None:
-    n, rate, key = 100, 0.25, seeded(9)
+@pytest.mark.parametrize("rate", [1 / 3, 0.25, 0.01, 1 / 256, 0.999])
+def test_mask_comes_from_the_sampling_keystream(rate: float) -> None:
+    n, key = 1000, seeded(9)
+    threshold = math.floor(Fraction(rate) * (1 << 72))
     batches = PoissonSampler(dataset_size=n, sample_rate=rate, steps=3, key=key)
     for step, batch in enumerate(batches):
         stream = key.stream(Purpose.SAMPLING, step)
-        words = [w & 0xFFFFFFFF for w in keystream(stream, first_block=0, blocks=13).tolist()]
-        numbers = [words[2 * i] | words[2 * i + 1] << 32 for i in range(n)]
-        assert batch.tolist() == [i for i in range(n) if numbers[i] < (1 << 64) // 4]
+        words = keystream(stream, first_block=0, blocks=16 + 125).numpy().tobytes()
+        first, rest = words[:n], words[16 * 64 :]
+        wanted, place = [], 0
+        for record, byte in enumerate(first):
+            if byte <= threshold >> 64:
+                fine = int.from_bytes(rest[8 * place : 8 * place + 8], "little")
+                place += 1
+                if byte << 64 | fine < threshold:
+                    wanted.append(record)
+        assert batch.tolist() == wanted
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -163,14 +193,13 @@ def test_no_word_is_used_twice(sampler: str, monkeypatch: pytest.MonkeyPatch) ->
         used.extend((stream.n0, stream.n1, first_block + i) for i in range(blocks))
         return keystream(stream, first_block=first_block, blocks=blocks)
 
-    monkeypatch.setattr(sampling, "keystream", spy)
+    monkeypatch.setattr(subsets, "keystream", spy)
     list(make_batches(sampler, dataset_size=100, batch_size=30, steps=10, key=seeded()))
     assert used
     assert len(used) == len(set(used))
 
 
-@pytest.mark.parametrize("sampler", ["fixed", "shuffled"])
-def test_ties_are_drawn_again_from_new_words(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_are_drawn_again_from_new_words(monkeypatch: pytest.MonkeyPatch) -> None:
     first_blocks: list[int] = []
 
     def tied_at_first(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
@@ -178,10 +207,56 @@ def test_ties_are_drawn_again_from_new_words(sampler: str, monkeypatch: pytest.M
         words = keystream(stream, first_block=first_block, blocks=blocks)
         return torch.zeros_like(words) if first_block == 0 else words
 
-    monkeypatch.setattr(sampling, "keystream", tied_at_first)
-    (batch,) = make_batches(sampler, dataset_size=20, batch_size=5, steps=1, key=seeded())
+    monkeypatch.setattr(subsets, "keystream", tied_at_first)
+    (batch,) = make_batches("shuffled", dataset_size=20, batch_size=5, steps=1, key=seeded())
     assert first_blocks == [0, 3]
     assert len(batch.unique()) == 5
+
+
+@pytest.mark.parametrize("n", [20, 400])
+def test_a_record_drawn_twice_stays_and_another_one_follows(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both with a list and with a mask."""
+    drawn: list[int] = []
+
+    def spy(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
+        drawn.append(blocks)
+        later = [n + 3, 3, 4 * n + 5] if len(drawn) == 1 else [9]
+        return words_of(*later)(stream, first_block=first_block, blocks=blocks)
+
+    monkeypatch.setattr(subsets, "keystream", spy)
+    words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
+    assert subsets.uniform_subset(words, n, 3).tolist() == [3, 5, 9]
+    assert drawn == [1, 1]
+
+
+def test_numbers_above_all_multiples_draw_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^63 mod 3 is 2: the two highest numbers would make records 0 and 1 likelier."""
+    highest = (1 << 63) - 1
+    monkeypatch.setattr(subsets, "keystream", words_of(highest, highest - 1, highest - 2, 4))
+    words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
+    assert subsets._draws(words, 3, 4).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(("n", "size"), [(200, 3), (200, 197), (40, 7), (40, 33), (64, 64)])
+def test_subsets_of_every_way_are_uniform(n: int, size: int) -> None:
+    """Lists, masks, and either of the records that are left out."""
+    steps = 4000
+    batches = FixedSizeSampler(dataset_size=n, batch_size=size, steps=steps, key=seeded())
+    drawn = list(batches)
+    assert all(len(batch) == size and bool((batch.diff() > 0).all()) for batch in drawn)
+    observed = torch.bincount(torch.cat(drawn), minlength=n).double()
+    if size == n:
+        assert bool((observed == steps).all())
+        return
+    assert ALPHA < uniformity(observed, steps, size / n, fixed=True) < 1 - ALPHA
+    # The same test notices subsets of which the least are kept after too many were drawn.
+    words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
+    few = min(size, n - size)
+    kept = [subsets._draws(words, n, few + 1).unique()[:few] for _ in range(steps)]
+    biased = torch.bincount(torch.cat(kept), minlength=n).double()
+    assert uniformity(biased, steps, few / n, fixed=True) < ALPHA
 
 
 def test_edges_of_poisson() -> None:

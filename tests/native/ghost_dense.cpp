@@ -93,6 +93,52 @@ Size sweep(const std::string& what, const Body& body) {
 }
 
 template <class F>
+double square_of(const F* numbers, Size count) {
+  double square = 0;
+  for (Size i = 0; i < count; ++i) {
+    const auto x = static_cast<double>(numbers[i]);
+    square += x * x;
+  }
+  return square;
+}
+
+// Products of vectors of integers: no longer than the gradient, sums of what each sample makes
+// alone, and the same on every processor.
+template <class F>
+Size test_factored(const cpu::LinearShape& shape) {
+  Shifted<F> a(random_values<F>(shape.batch * shape.inputs, 1), 1);
+  Shifted<F> g(random_values<F>(shape.batch * shape.outputs, 2), 3);
+  Shifted<F> factors(many(random_values<F>(shape.batch, 3)), 1);
+  const auto sum = [&](Size first, Size count, int threads) {
+    Shifted<std::int32_t> out(std::vector<std::int32_t>(index_of(shape.inputs * shape.outputs)), 1);
+    cpu::linear_integer_sum<F>(
+        {a.data() + first * shape.inputs, g.data() + first * shape.outputs, factors.data() + first,
+         out.data(), cpu::LinearRounding::kFactors, count, 1, shape.inputs, shape.outputs},
+        threads);
+    return out.values();
+  };
+  const std::string what =
+      "factored " + std::to_string(shape.inputs) + " x " + std::to_string(shape.outputs);
+  std::vector<std::int32_t> total(index_of(shape.inputs * shape.outputs));
+  for (Size b = 0; b < shape.batch; ++b) {
+    const auto alone = sum(b, 1, 1);
+    const double factor = static_cast<double>(factors.data()[b]);
+    const double most = factor * factor * square_of(a.data() + b * shape.inputs, shape.inputs) *
+                        square_of(g.data() + b * shape.outputs, shape.outputs);
+    const double square = square_of(alone.data(), shape.inputs * shape.outputs);
+    check(square <= most * (1 + 1e-9), what + ": norm");
+    check(square >= 0.8 * most || most < 1e6, what + ": a norm that is too short");
+    for (std::size_t i = 0; i < total.size(); ++i) total[i] += alone[i];
+  }
+  Size cases = 0;
+  for_every_setting([&](int threads, const std::string& setting) {
+    check(sum(0, shape.batch, threads) == total, what + setting);
+    ++cases;
+  });
+  return cases;
+}
+
+template <class F>
 Size test_linear(const cpu::LinearShape& shape) {
   const Size entries = shape.inputs * shape.outputs;
   const auto a = random_values<F>(shape.batch * shape.positions * shape.inputs, 1);
@@ -156,16 +202,14 @@ Size test_linear(const cpu::LinearShape& shape) {
     Shifted<F> wide_weights(many(factors), 3);
     std::vector<double> terms(sum);
     for (double& term : terms) term -= 5;
-    for (const auto rounding : {cpu::LinearRounding::kTruncate, cpu::LinearRounding::kNearest}) {
-      if (rounding == cpu::LinearRounding::kNearest && shape.positions != 1) continue;
-      Shifted<std::int32_t> whole(std::vector<std::int32_t>(sum.size(), 7), 1);
-      cpu::linear_integer_sum<F>({x.data(), y.data(), wide_weights.data(), whole.data(), rounding,
-                                  shape.batch, shape.positions, shape.inputs, shape.outputs},
-                                 threads);
-      check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": integers");
-      append(whole.values(), outputs);
-    }
     Shifted<std::int32_t> whole(std::vector<std::int32_t>(sum.size(), 7), 1);
+    cpu::linear_integer_sum<F>(
+        {x.data(), y.data(), wide_weights.data(), whole.data(), cpu::LinearRounding::kTruncate,
+         shape.batch, shape.positions, shape.inputs, shape.outputs},
+        threads);
+    check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": integers");
+    append(whole.values(), outputs);
+    whole = Shifted<std::int32_t>(std::vector<std::int32_t>(sum.size(), 7), 1);
     cpu::explicit_integer_sum<F>(
         {{kept.data()}, wide_weights.data(), {whole.data()}, shape.batch, {entries}}, threads);
     check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": explicit integers");
@@ -383,6 +427,9 @@ Size test_type() {
     for (const Size d : {1, 17, 64}) {
       for (const Size p : {1, 13, 130}) cases += test_linear<F>({3, t, d, p});
     }
+  }
+  for (const Size d : {1, 13, 130}) {
+    for (const Size p : {1, 13, 130}) cases += test_factored<F>({300, 1, d, p});
   }
   cases += test_linear<F>({0, 3, 4, 5}) + test_linear<F>({2, 260, 9, 50});
   for (const Size t : {0, 1, 6, 40}) {

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkern.ops import clip, ghost, testing
+from dpkern.ops._lattice import round_down
+from dpkern.ops.backends import cpu
 from tests.ops.backends.every_backend import every_backend
 
 TYPES = (torch.float32, torch.float64)
@@ -84,6 +86,44 @@ def test_factors_never_lift_a_sample_above_the_bound(
         over = norms > bound
         loose = (bound / norms * scale)[over]
         assert bool((factors.double()[over] < loose).all())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("automatic", [False, True])
+@pytest.mark.parametrize(
+    ("bound", "scale"), [(1.0, 1.0), (2.0**-140, 3.0), (1e30, 1e-40), (0.3, 7.0)]
+)
+def test_factors_of_many_samples_are_those_of_one_by_one(
+    dtype: torch.dtype, automatic: bool, bound: float, scale: float
+) -> None:
+    edge = (bound * clip.SLACK / scale) ** 2
+    values = [0.0, 5e-324, 1e-310, 1.7e308, math.inf, math.nan]
+    values += [edge * (1 + i * 2.0**-52) for i in range(-20, 20)]
+    values += [edge * 1.1**i for i in range(-300, 300)]
+    norms = [math.sqrt(square) * scale for square in values]
+    exact = [_factor(norm, bound * clip.SLACK, automatic) * scale for norm in norms]
+    wanted = round_down(torch.tensor(exact, dtype=torch.float64), dtype)
+    best, squares = cpu.isa(), torch.tensor(values, dtype=torch.float64)
+    try:
+        for name in cpu.ISAS[: cpu.ISAS.index(best) + 1]:
+            cpu.use_isa(name)
+            found = ghost.clip_factors(
+                [squares], bound, dtype=dtype, scale=scale, automatic=automatic, backend="cpu"
+            )
+            assert torch.equal(found[0], wanted)
+            torch.testing.assert_close(
+                found[1], torch.tensor(norms, dtype=torch.float64), rtol=0, atol=0, equal_nan=True
+            )
+    finally:
+        cpu.use_isa(best)
+
+
+def _factor(norm: float, aim: float, automatic: bool) -> float:
+    if not math.isfinite(norm):
+        return 0.0
+    if automatic:
+        return aim / (norm + clip.GAMMA)
+    return 1.0 if norm <= aim else aim / norm
 
 
 @every_backend

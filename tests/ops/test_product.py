@@ -37,7 +37,9 @@ def _operands(
     return x, w, torch.randn(columns, generator=generator, dtype=dtype)
 
 
-@pytest.mark.parametrize("isa", [i for i in testing.available_isas() if i != "avx512vbmi"])
+@pytest.mark.parametrize(
+    "isa", [i for i in testing.available_isas() if i in ("baseline", "avx2", "avx512")]
+)
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_the_kernel_agrees_with_float64(isa: str, dtype: torch.dtype) -> None:
     for (rows, inner), columns in pairs(SIZES, COLUMNS):

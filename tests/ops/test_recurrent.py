@@ -15,7 +15,7 @@ from tests.ops.backends.every_backend import every_backend
 
 KINDS = ("lstm", "gru", "tanh", "relu")
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}
-ISAS = [isa for isa in testing.available_isas() if isa != "avx512vbmi"]
+ISAS = [isa for isa in testing.available_isas() if isa in ("baseline", "avx2", "avx512")]
 SIZES = [(1, 1, 1, 1), (3, 4, 5, 7), (5, 3, 16, 16), (13, 2, 3, 33), (50, 3, 9, 20), (2, 40, 1, 64)]
 """B, T, D and H."""
 

@@ -104,7 +104,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
         [r(2, 3), r(2)], r(2) * 1e4, [torch.ones(3).int(), torch.ones(()).int()]
     ),
     "linear_integer_sum": lambda: _call(
-        r(2, 1, 4), r(2, 1, 5), r(2) * 1e4, torch.ones(5, 4).int(), rounding="nearest"
+        r(2, 1, 4), r(2, 1, 5), r(2) * 1e4, torch.ones(5, 4).int(), rounding="factors"
     ),
     "linear_sum_error": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
     "tied_integer_sum": lambda: _call(

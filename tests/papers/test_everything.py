@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
+from dpkern.base.threads import torch_threads
 from dpkern.papers import ComparisonRow, ItemRequest, Result, catalogue, everything, page, runner
 from dpkern.papers.pieces import CachedRun
 from dpkern.papers.sources import PARTS
@@ -77,6 +79,25 @@ def test_nothing_is_trained_before_everything_was_checked(
     assert items.formulas == 2, "a formula is computed once, by the plan"
     assert cli.main([*call, "--resume"]) == 0
     assert items.trained == 1
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_quick_runs_use_one_thread(
+    items: Items, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
+) -> None:
+    seen: list[int] = []
+
+    def formula(request: ItemRequest) -> Result:
+        del request
+        seen.append(torch.get_num_threads())
+        return result("formula")
+
+    monkeypatch.setitem(catalogue.PAPERS["p"], "formula", formula)
+    call = ["reproduce", "p", "all", "--no-figure", "--out", str(tmp_path)]
+    with torch_threads(2):
+        assert cli.main([*call, "--quick"] if quick else call) == 0
+        assert torch.get_num_threads() == 2
+    assert seen == [1 if quick else 2]
 
 
 def test_a_page_says_everything_and_refers_to_nothing(items: Items, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from dpkern.papers import ComparisonRow, Result, figure
 from dpkern.papers.figure import DiagramBox, Line, Panel
+from dpkern.papers.result import by_row
 
 X = (0.1, 1.0, 10.0)
 CURVES = Panel(
@@ -38,12 +39,12 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(figures, "Figure", Kept)
 
-    def draw(*panels: Panel) -> Any:
-        paths = figure.draw(panels, "headline", tmp_path, "x")
+    def draw(*panels: Panel, footer: str = "") -> Any:
+        paths = figure.draw(panels, "headline", tmp_path, "x", footer=footer)
         assert paths["png"].read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in paths["svg"].read_bytes()
         before = paths["svg"].read_bytes()
-        figure.draw(panels, "headline", tmp_path, "x")
+        figure.draw(panels, "headline", tmp_path, "x", footer=footer)
         assert paths["svg"].read_bytes() == before, "the same figure gives the same file"
         return made[-1]
 
@@ -65,6 +66,67 @@ def test_curves_have_bars_levels_and_a_legend_that_hides_none_of_them(drawn: Any
     assert legend.get_title().get_text() == "bars: 95 % intervals"
     assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.1", "1", "10"]
+
+
+def test_a_legend_covers_neither_the_names_below_the_axis_nor_the_panel_beside_it(
+    drawn: Any,
+) -> None:
+    long = [
+        Line(label=f"released code, noise of a fixed label for {n} records", x=X, y=X)
+        for n in range(5)
+    ]
+    names = [Line(label="after the last epoch", x=(1, 2), y=(0.0, 1.0), spoiled=(True, False))]
+    made = drawn(
+        Panel(title="curves", x_label="epsilon", lines=long),
+        Panel(title="points", lines=names, names=("released, first", "corrected")),
+        footer="what the control reached " * 8,
+    )
+    curves, points = made.axes
+    legends = [axes.get_legend().get_window_extent() for axes in (curves, points)]
+    assert legends[0].y1 < curves.xaxis.label.get_window_extent().y0
+    for tick in points.get_xticklabels():
+        assert legends[1].y1 < tick.get_window_extent().y0
+    assert legends[0].x1 < legends[1].x0
+    for axes, legend in zip((curves, points), legends, strict=True):
+        width = axes.get_window_extent().width
+        assert width > 0.7 * made.bbox.width / 2, "legends do not squeeze their panels"
+        assert legend.y0 > made._supxlabel.get_window_extent().y1
+
+
+def test_rows_have_names_and_what_is_infinite_stands_at_the_edge(drawn: Any) -> None:
+    numbers = {"published": [1.0, None, 2.0], "ours": [1.0, math.inf, math.nan]}
+    made = drawn(by_row("epsilon", ["first", "second", "third " * 30], numbers))
+    (axes,) = made.axes
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names[:2] == ["first", "second"]
+    assert names[2].count("\n"), "long names are wrapped"
+    bottom, top = axes.get_ylim()
+    assert bottom > top, "the first row is above"
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines["published"].get_ydata()) == [1.0, 3.0]
+    assert list(lines["ours"].get_ydata()) == [1.0]
+    assert list(lines["ours, infinite"].get_ydata()) == [2.0]
+    assert list(lines["ours, infinite"].get_xdata()) == [1.0], "the right edge of the axes"
+
+
+def test_points_of_a_source_are_rings_in_the_colour_of_our_curve(drawn: Any) -> None:
+    made = drawn(
+        Panel(
+            title="both",
+            lines=[
+                Line(label="SPOF", x=X, y=X),
+                Line(label="SPOF, published", x=X, y=X, points=True),
+                Line(label="bound", x=X, y=X, level=True),
+                Line(label="FM", x=X, y=X),
+                Line(label="FM, published", x=X, y=X, points=True),
+            ],
+        )
+    )
+    lines = {line.get_label(): line for line in made.axes[0].lines}
+    for name in ("SPOF", "FM"):
+        assert lines[name].get_color() == lines[f"{name}, published"].get_color()
+        assert lines[f"{name}, published"].get_fillstyle() == "none"
+    assert lines["SPOF"].get_color() != lines["FM"].get_color()
 
 
 def test_boxes_of_a_long_chain_leave_room_for_their_arrows(drawn: Any) -> None:

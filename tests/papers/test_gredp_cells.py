@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, data_cache, data_roots, reproduce, runner
 from dpkern.papers.directional import cases as directional
 from dpkern.papers.figure import Line, Panel
-from dpkern.papers.gredp import cells
-from dpkern.papers.gredp.published import EXPERIMENTS, METHODS, SAME
+from dpkern.papers.gredp import cells, training
+from dpkern.papers.gredp.published import DROPS, EXPERIMENTS, METHODS, SAME, VARIED_AT
 from dpkern.papers.result import Result
 from dpkern.papers.seeded import WITHOUT_PRIVACY, Control, with_controls
 from dpkern.papers.verdict import UNDECIDED
@@ -252,6 +253,36 @@ def test_the_control_says_where_private_runs_cannot_be_the_sources() -> None:
         "D without privacy: 88.0 % (printed 98.72), below the 88.8 % that a control must reach",
     ]
     assert [one.passed for one in controls] == [True, True, True, False, False]
+
+
+def test_an_autoencoder_must_beat_the_best_constant_output() -> None:
+    assert Control(ours=88.6, constant=88.0).passed
+    failed = Control(ours=87.4, constant=88.0)
+    assert not failed.passed
+    assert failed.said.endswith("below the 88.0 % that a control must reach")
+
+
+def test_figures_are_judged_for_every_model_and_dynamics_at_the_printed_epsilon(
+    monkeypatch: pytest.MonkeyPatch, runs: FakeRuns
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setattr(cells, "QUICK_ROWS", 60)
+    names = ("LeNet-5", "Model-3")
+    monkeypatch.setattr(training, "_available", lambda request: names)
+    found = reproduce("gredp", "fig4", ItemRequest(quick=True)).verdicts
+    fallen = [one for one in found if "falls with the batch size" in one.claim]
+    assert [one.published for one in fallen] == [DROPS[name] for name in names]
+    request = ItemRequest(quick=True, epochs=3, epsilon=(0.5, VARIED_AT))
+    found = reproduce("gredp", "fig3", request).verdicts
+    early = [one for one in found if "is spent of" in one.claim]
+    assert [one.published for one in early] == [78.37, 33.38, 68.78]
+    passed = [one for one in found if "passes" in one.claim]
+    assert [one.published for one in passed] == [24.0, 2.0, 11.0, 16.0]
+    # The runs are faked and gain 10 points an epoch: none is above 45 % after three.
+    assert all(one.ours is not None and math.isnan(one.ours) for one in passed)
+    assert {one.verdict for one in (*early, *passed)} == {UNDECIDED}
+    other = reproduce("gredp", "fig3", ItemRequest(quick=True, epsilon=(0.5,))).verdicts
+    assert not [one for one in other if "is spent of" in one.claim or "passes" in one.claim]
 
 
 def test_panels_whose_control_failed_are_not_drawn() -> None:

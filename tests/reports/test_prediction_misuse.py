@@ -90,6 +90,25 @@ def test_a_callable_that_returns_no_model_is_refused_by_name(name: str, says: st
         predicted(name)
 
 
+class Named(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+def named() -> tuple[nn.Module, Tensor]:
+    return Named(4, 3), torch.zeros(2, 4)
+
+
+def one_number() -> tuple[nn.Module, Tensor]:
+    return nn.Linear(4, 1), torch.zeros(2, 4)
+
+
+@pytest.mark.parametrize(("name", "got"), [("named", "dict"), ("one_number", "shape .2, 1.")])
+def test_a_model_without_logits_gets_no_prediction(name: str, got: str) -> None:
+    with pytest.raises(InvalidInput, match=f"one tensor of logits .* got {got}"):
+        predicted(name)
+
+
 def test_steps_that_do_not_fit_into_the_memory_are_named() -> None:
     small = processors.load("h100")
     machine = {**small.machine, "memory_gb": 1e-5}

@@ -27,7 +27,7 @@ FACTS = {
     ),
     "ghost.linear_integer_sum": replace(
         WHOLE,
-        examples=({}, {"T": 1}, {"T": 1, "rounding": "nearest"}),
+        examples=({}, {"T": 1}, {"T": 1, "rounding": "factors"}),
         options={"rounding": ("truncate",)},
         timed={**GRADIENTS, **PERCEPTRON},
     ),

@@ -1,8 +1,8 @@
 """Integer sums of per-sample gradients: closed forms.
 
 A term is the float sum's, truncated: what the float sum multiplies into an operand, an integer sum
-multiplies into the finished gradient, except for one position, where it goes into g as well. Adding
-1.5 2^23 counts as the conversion that it is.
+multiplies into the finished gradient, except for one position, where it goes into g as well, or
+into both operands before they are rounded. Adding 1.5 2^23 counts as the conversion that it is.
 """
 
 from __future__ import annotations
@@ -45,18 +45,36 @@ def linear_integer_sum(
     factors: torch.Tensor,
     out: torch.Tensor,
     *,
+    rounding: str = "truncate",
     used: int | None = None,
     **_: Any,
 ) -> Itemised:
-    """Count ``ghost.linear_integer_sum``; ``used``: samples whose factor is not 0."""
+    """Count ``ghost.linear_integer_sum``; ``used``: samples whose factor is not 0.
+
+    Of factors one rounding is counted: few samples need a second.
+    """
     (batch, positions, d), p = a.shape, g.shape[2]
     used = _values.count_used_samples(factors) if used is None else used
     rows, entries = used * positions, out.numel() if used else 0
+    moved = [(rows * (d + p) + batch, a.dtype), (entries, out.dtype)]
+    if rounding == "factors":
+        numbers = used * (d + p)
+        return _integers(
+            itemised(
+                moved,
+                moved[1:],
+                tests=Counts(CMP=batch),
+                norms=widened(a.dtype, numbers) + dots(numbers),
+                scales=used * Counts(MUL=6, DIV=4, SUB=1, SQRT=7, CMP=4),
+                rounding=numbers * Counts(MUL=1, CVT=1),
+                sums=dots(numbers + used * entries),
+            )
+        )
     scaling, products = _chain(used, positions, entries, p)
     return _integers(
         itemised(
-            [(rows * (d + p) + batch, a.dtype), (entries, out.dtype)],
-            [(entries, out.dtype)],
+            moved,
+            moved[1:],
             walked=("scaling", "products", "sums"),
             tests=Counts(CMP=batch),
             scaling=scaling,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +32,11 @@ class SumArithmetic:
         """Return the dtype of the sums of parameters of this dtype."""
         return torch.int32 if self.exact else dtype
 
-    def aims(self, plan: Plan, entries: Sequence[int]) -> tuple[Aim, ...]:
-        """Return what each group's factors aim at; ``entries`` are of gradients of one position."""
+    def aims(self, plan: Plan) -> tuple[Aim, ...]:
+        """Return what each group's factors aim at."""
         if self.exact:
-            firsts = [plan.blocks[members[0]] for members in plan.groups]
-            return tuple(map(Aim.of, firsts, entries))
-        return tuple(Aim(1.0, bound, nearest=False) for bound in plan.group_bounds)
+            return tuple(Aim.of(plan.blocks[members[0]]) for members in plan.groups)
+        return tuple(Aim(1.0, bound, factored=False) for bound in plan.group_bounds)
 
     def most_samples(self, plan: Plan) -> float:
         """Return how many samples the sums are sure to hold."""

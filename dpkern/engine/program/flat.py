@@ -76,12 +76,6 @@ class Flat:
         self.sums = Sums(slots, arithmetic.sum_dtype(self.dtype))
         self.group_of = {index: k for k, members in enumerate(groups) for index in members}
         """The clip group of each parameter, by index."""
-        single: list[Part] = [part for part in self._parts if part.single]
-        self._single = [
-            sum(math.prod(part.slot.shape) for part in single if self._group(part) == k)
-            for k in range(len(groups))
-        ]
-        """Numbers of entries, by group, whose gradients are of one position."""
         self._squares: list[Tensor] = []
         """Squared norms of shared parameters, which the calls point to."""
         self._aims: tuple[Plan | None, tuple[Aim, ...]] = (None, ())
@@ -146,7 +140,7 @@ class Flat:
     def aims(self, plan: Plan) -> tuple[Aim, ...]:
         """Return what the clip factors of each group aim at."""
         if plan is not self._aims[0]:
-            self._aims = plan, self.arithmetic.aims(plan, self._single)
+            self._aims = plan, self.arithmetic.aims(plan)
         return self._aims[1]
 
     def norms(self, plan: Plan, samples: int) -> Tensor:
@@ -178,7 +172,7 @@ class Flat:
             [aim.bound for aim in aims],
             [scale / aim.unit for aim in aims],
             automatic,
-            [aim.nearest for aim in aims],
+            [aim.factored for aim in aims],
             *(records, self.memory.room, *self._addresses, memory.address),
         )
         held, places = run.held, memory.tensors

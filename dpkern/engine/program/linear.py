@@ -46,7 +46,6 @@ class LinearSite(UseSite):
             raise NotReplayed("linear has no positions")
         if self.kept and self.positions == 1:
             raise NotReplayed("gradients of one position are kept")
-        self.weight_part.single = self.positions == 1
         self.product = direct.kernel("matmul", self.dtype)
         few = self.outputs > 1 and 1 < self.positions <= direct.few_positions()
         self.bias_apart = self.bias_part is not None and self.positions > 1 and not few

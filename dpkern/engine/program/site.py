@@ -34,7 +34,6 @@ class Part:
         site: the use that it comes from.
         explicit: whether its per-sample gradients are materialized as rows ``[B, *shape]``.
         normed: whether its squared norms are computed as soon as its gradient arrives.
-        single: whether its gradients are products of one position.
         joined: whether other uses share the parameter, so that its site only holds its gradients.
         square: number of its squared norms in the memory; -1 if it has none of its own.
         rows: number of its rows in the memory; -1 if it is not materialized.
@@ -45,7 +44,6 @@ class Part:
     site: UseSite
     explicit: bool
     normed: bool
-    single: bool = False
     joined: bool = False
     square: int = -1
     rows: int = -1

@@ -123,8 +123,27 @@ def _backward(loss: Tensor, factor: int | None) -> None:
         Tensor.backward(loss, None if factor is None else torch.full_like(loss, factor))  # type: ignore[no-untyped-call]
         return
     # What Tensor.backward comes to after a dozen calls.
-    start = torch.ones_like(loss) if factor is None else torch.full_like(loss, factor)
+    start = _start(loss, 1 if factor is None else factor)
     _run_backward((loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+_STARTS: dict[tuple[torch.dtype, int], Tensor] = {}
+"""The gradients that backward passes on the CPU have started with."""
+
+_MOST_STARTS = 64
+
+
+def _start(loss: Tensor, factor: int) -> Tensor:
+    """Return the gradient that a backward pass starts with, made once for losses on the CPU."""
+    known = _STARTS.get((loss.dtype, factor)) if loss.is_cpu else None
+    if known is not None and known.item() == factor:  # no hook has written into it
+        return known
+    made = torch.full_like(loss, factor)
+    if loss.is_cpu:
+        if len(_STARTS) >= _MOST_STARTS:
+            _STARTS.clear()
+        _STARTS[loss.dtype, factor] = made
+    return made
 
 
 Usual = Callable[[Function, Sequence[Any], "Mapping[str, Any] | None"], Any]

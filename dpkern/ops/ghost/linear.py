@@ -6,6 +6,7 @@ batches (T = 1) all have this form.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -17,7 +18,7 @@ from ...base.signature import Double, Float, Int32, Operand, Sum, written
 from ._bounds import gamma, integers, of_sums, squares, sum_error, upper_square
 
 LinearRoute = Literal["auto", "rank_one", "gram", "direct"]
-LinearRounding = Literal["truncate", "nearest"]
+LinearRounding = Literal["truncate", "factors"]
 ROUTES = get_args(LinearRoute)
 _CHUNK = 1 << 22  # gradient entries that the reference holds at a time
 
@@ -158,11 +159,11 @@ def linear_sum(
 
 
 def _check_rounding(a: Tensor, g: Tensor, factors: Tensor, out: Tensor, rounding: str) -> None:
-    if rounding == "nearest" and a.shape[1] != 1:
+    if rounding == "factors" and a.shape[1] != 1:
         raise InvalidInput(
             "rounding",
             expected="truncate for other than one position",
-            got=f"nearest with T = {a.shape[1]}",
+            got=f"factors with T = {a.shape[1]}",
             remedy="Use rounding='truncate'.",
         )
 
@@ -177,7 +178,7 @@ def linear_integer_sum(
     *,
     rounding: LinearRounding = "truncate",
 ) -> None:
-    """Sum of whole numbers, in place: ``out += sum_b whole(factors[b] grad_b)``.
+    """Sum of whole numbers, in place: ``out += sum_b q_b`` with ``q_b`` near ``factors[b] grad_b``.
 
     Each term depends on its own sample alone, and integers add up in any order to the same sum.
 
@@ -187,9 +188,10 @@ def linear_integer_sum(
     truncate    one position: integer parts of ``(factors[b] g[b]) a[b]``, each product rounded;
                 several: of ``factors[b]`` times the sum over positions, which differs from the
                 exact one by at most ``linear_sum_error`` in norm
-    nearest     one position only: the integers nearest to ``y a[b]``, entries below 2^22. ``y`` is
-                ``factors[b] g[b]``, rounded, with a last bit of 1, which no ties can meet, or 0 if
-                that is subnormal. As fast as a sum of floats
+    factors     one position only: products of two vectors of integers, which are multiples of
+                ``a[b]`` and ``g[b]`` to the nearest integers. The norm of ``q_b`` is at most that
+                of ``factors[b] grad_b``, and 2^22. Faster than a sum of floats; ``q_b`` is further
+                from the gradient: by about ``(d p)^(1/4) sqrt(n / 6)`` for a norm of n
     ==========  ===============================================================================
 
     ``docs/exact.md`` says which factors keep the norm of a term below a bound.
@@ -203,9 +205,17 @@ def linear_integer_sum(
         rounding: see above.
 
     Raises:
-        InvalidInput: wrong type, shape, dtype, device or layout; nearest with T != 1.
+        InvalidInput: wrong type, shape, dtype, device or layout; factors with T != 1.
     """
     used = factors != 0
+    if rounding == "factors":
+        inputs, outputs = a[used, 0], g[used, 0]
+        if a.shape[2] >= g.shape[2]:
+            outputs, inputs = _vectors(outputs, inputs, factors[used])
+        else:
+            inputs, outputs = _vectors(inputs, outputs, factors[used])
+        out.add_(integers(outputs.t() @ inputs))
+        return
     a, g, factors = a[used], g[used], factors[used, None, None]
     if a.shape[1] == 1:
         g = g * factors
@@ -214,25 +224,50 @@ def linear_integer_sum(
     chunk = max(1, _CHUNK // max(1, a.shape[2] * g.shape[2]))
     for b in range(0, len(a), chunk):
         some = slice(b, b + chunk)
-        scaled = _scaled(a[some], g[some], factors[some], rounding)
+        scaled = _scaled(a[some], g[some], factors[some])
         out.add_(integers(scaled).sum(0, dtype=torch.int32))
 
 
-def _scaled(a: Tensor, g: Tensor, factors: Tensor, rounding: str) -> Tensor:
+def _scaled(a: Tensor, g: Tensor, factors: Tensor) -> Tensor:
     """Return the gradients times their factors, which for T = 1 were multiplied into ``g``."""
-    if rounding == "nearest":
-        return (_odd(g).double().transpose(1, 2) * a.double()).round()
     if a.shape[1] == 1:
         return g.transpose(1, 2) * a
     return factors * torch.bmm(g.double().transpose(1, 2), a.double()).to(a.dtype)
 
 
-def _odd(numbers: Tensor) -> Tensor:
-    """Return the numbers with a last bit of 1, and zeros in the place of subnormal ones."""
-    single = numbers.dtype is torch.float32
-    bits = numbers.contiguous().view(torch.int32 if single else torch.int64)
-    exponents = bits & (0xFF << 23 if single else 0x7FF << 52)
-    return torch.where(exponents == 0, 0, bits | 1).view(numbers.dtype)
+_MOST, _LONGEST, _SKEW = 2.0**22, 2.0**14, 2.0**-3
+
+
+def _vectors(few: Tensor, many: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float64 vectors of integers of each sample, whose product is its term.
+
+    The one of more entries is rounded last, since its norm comes nearer to what is wanted.
+    """
+    factors = factors.double()
+    few_square, many_square = few.double().square().sum(1), many.double().square().sum(1)
+    square = (factors.square() * few_square * many_square).clamp(max=_MOST**2)
+    fits = (square > 0) & (few_square * many_square).isfinite()
+    room = square.sqrt()
+    skew = max(math.sqrt(math.sqrt(few.shape[1] / max(1, many.shape[1]))), _SKEW)
+
+    def rounded(x: Tensor, norm: Tensor, x_square: Tensor) -> tuple[Tensor, Tensor]:
+        scale = (norm / x_square.sqrt()).to(x.dtype)
+        whole = (scale[:, None] * x).round().double()
+        whole = whole.where((scale.isfinite() & fits)[:, None], 0.0)
+        return whole, whole.square().sum(1)
+
+    first, first_square = rounded(few, room.sqrt() * skew, few_square)
+    left = (room / first_square.sqrt()).clamp(max=_LONGEST)
+    last, waiting = torch.zeros_like(many, dtype=torch.float64), first_square > 0
+    less = 0.5
+    while bool(waiting.any()):
+        left, less = left - less, 2 * less
+        waiting = waiting & (left > 0)
+        whole, whole_square = rounded(many, left.copysign(factors), many_square)
+        done = waiting & (first_square * whole_square <= square)
+        last = torch.where(done[:, None], whole, last)
+        waiting = waiting & ~done
+    return first, last
 
 
 @op()

@@ -144,6 +144,7 @@ def _inputs() -> list[ComparisonRow]:
                     epsilon_claimed=1.0,
                     epsilon_certified=cost,
                     relation=LOCAL,
+                    note="A1: |L| divides the noise although a record is read by itself",
                 )
             )
     rows.append(
@@ -197,6 +198,7 @@ def _labels() -> list[ComparisonRow]:
                 epsilon_claimed=1.0,
                 epsilon_certified=cost,
                 relation=LOCAL,
+                note="A1: |L| divides the noise although a record's label is used by itself",
             ),
         ]
     return rows

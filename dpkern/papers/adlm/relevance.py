@@ -68,17 +68,11 @@ def fig1(request: ItemRequest) -> Result:
         ]
         panels += [
             Panel(title=f"a {label}", image=image(x[record].reshape(data.row_shape))),
-            Panel(title="its relevance", image=image(unit[record].reshape(data.row_shape))),
+            Panel(
+                title=f"relevance of the {label}", image=image(unit[record].reshape(data.row_shape))
+            ),
         ]
-    order = [
-        2 * n + part
-        for start in range(0, len(labels), 3)
-        for part in (0, 1)
-        for n in range(start, min(start + 3, len(labels)))
-    ]
-    result = PAPER.result(
-        "fig1", "relevance of single records", rows, [panels[n] for n in order], quick=request.quick
-    )
+    result = PAPER.result("fig1", "relevance of single records", rows, panels, quick=request.quick)
     return result.judged(verdicts.of_relevance(shares))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...privacy.accounting import shown_bound
 from ..intervals import interval
 from ..result import ComparisonRow
-from ..verdict import Verdict, exact, of_epsilon, of_number, of_order, spoiled
+from ..verdict import Verdict, exact, of_epsilon, of_number, spoiled
 from . import loss as adlm_loss
 from .published import GAINS, MEANS, PLAIN, PRINTED, PSGD
 from .setup import AdlmExperiment
@@ -104,13 +104,16 @@ def _gains(figure: JudgedFigure) -> list[Verdict]:
     over = "mean over epsilon " + ", ".join(map(shown_bound, figure.averaged))
     verdicts = []
     for other, (gain, level) in GAINS[name].items():
+        pairs = zip(figure.means("AdLM"), figure.means(other), strict=True)
+        gained = [ours - theirs for ours, theirs in pairs]
         verdicts.append(
-            of_order(
+            of_number(
                 f"{name}: AdLM is {gain:g} points more accurate than {other} ({over}; {level})",
-                figure.means("AdLM"),
-                figure.means(other),
+                gain,
+                interval(gained),
+                len(gained),
                 unit=DIFFERENCE,
-                published=gain,
+                rounding=0.5 if gain.is_integer() else 0.05,
                 hindrance=figure.hindrance("AdLM", other),
             )
         )

@@ -47,7 +47,9 @@ def table1(request: ItemRequest) -> Result:
                 unit="rows of the data set",
                 published=float(printed),
                 ours=float(real),
-                reason="" if printed == real else "D7",
+                reason="the data set's own number"
+                if printed == real
+                else "D7: the data set's own number",
             )
         )
     notes = tuple(

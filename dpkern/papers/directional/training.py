@@ -209,7 +209,12 @@ def fig3(request: ItemRequest) -> Result:
                 )
             )
     return _result("fig3", "accuracy over epochs", found, panels, request).judged(
-        [*verdicts.claims(found), *verdicts.unperturbed(found), *verdicts.orders(found)]
+        [
+            *verdicts.claims(found),
+            *verdicts.unperturbed(found),
+            *verdicts.orders(found),
+            *verdicts.drops(found),
+        ]
     )
 
 
@@ -286,7 +291,12 @@ def fig5(request: ItemRequest) -> Result:
     panels.append(_over(title, by_ratio, "share that is not released"))
     title = "accuracy over lot size and pruning ratio"
     return _result("fig5", title, found, panels, request).judged(
-        [*verdicts.claims(found), *verdicts.of_lots(by_lot), *verdicts.of_pruning(by_ratio)]
+        [
+            *verdicts.claims(found),
+            *verdicts.of_lots(by_lot),
+            *verdicts.of_small_lots(by_lot),
+            *verdicts.of_pruning(by_ratio),
+        ]
     )
 
 

@@ -122,7 +122,7 @@ def numbers(found: Sequence[Trained]) -> list[Verdict]:
     if ours and usual:
         verdicts.append(
             of_order(
-                "MNIST, epsilon .2: Ours is up to 9 points above Gaussian noise",
+                "MNIST, epsilon .2: Ours is more accurate than Gaussian noise (by up to 9 points)",
                 ours.runs.last,
                 usual.runs.last,
                 unit=DIFFERENCE,
@@ -143,6 +143,56 @@ def numbers(found: Sequence[Trained]) -> list[Verdict]:
                 hindrance=one.hindrance,
             )
         )
+    one = by_place.get(("SVHN", GAUSSIAN, 5.0))
+    if one:
+        verdicts.append(
+            of_order(
+                "SVHN, epsilon 5: Gaussian noise stays below 40 %",
+                [40.0] * len(one.runs.last),
+                one.runs.last,
+                unit="points below 40, mean over the seeds",
+                hindrance=one.hindrance,
+            )
+        )
+    gains = [
+        (by_place.get(("CIFAR-10", kind, epsilon)))
+        for epsilon in (15.0, 1.0)
+        for kind in (ISOTROPIC, GAUSSIAN)
+    ]
+    if all(gains):
+        wide, narrow = (
+            [a - b for a, b in zip(ours.runs.last, usual.runs.last, strict=True)]
+            for ours, usual in (gains[:2], gains[2:])
+            if ours and usual
+        )
+        verdicts.append(
+            of_order(
+                "CIFAR-10: the gain over Gaussian noise is larger at epsilon 15 than at 1",
+                wide,
+                narrow,
+                unit=DIFFERENCE,
+                hindrance=next((each.hindrance for each in gains if each), ""),
+            )
+        )
+    return verdicts
+
+
+def drops(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge that accuracy on SVHN falls around epoch 25 of 30."""
+    verdicts = []
+    own = [one for one in found if one.name == "SVHN" and one.kind == ISOTROPIC]
+    for one in own[-1:]:
+        runs = [run for run in one.runs.accuracy if len(run) >= 25]
+        if runs:
+            verdicts.append(
+                of_order(
+                    "SVHN, Ours (w=1): accuracy drops around epoch 25",
+                    [max(run[:23]) for run in runs],
+                    [min(run[23:27]) for run in runs],
+                    unit="points, best before epoch 24 minus least of 24 to 27, mean of the runs",
+                    hindrance=one.hindrance,
+                )
+            )
     return verdicts
 
 
@@ -177,6 +227,23 @@ def of_lots(found: Sequence[Trained]) -> list[Verdict]:
             )
         )
     return verdicts
+
+
+def of_small_lots(found: Sequence[Trained]) -> list[Verdict]:
+    """Judge the accuracy that the text gives for SVHN with lots of 512."""
+    return [
+        of_number(
+            f"SVHN, {one.kind}, lot 512: about 20 %",
+            20.0,
+            interval(one.runs.last),
+            len(one.runs.last),
+            unit="% held out, mean over the seeds",
+            rounding=2.5,
+            hindrance=one.hindrance,
+        )
+        for one in found
+        if (one.name, one.x) == ("SVHN", 512.0) and one.kind in (OURS, GAUSSIAN)
+    ]
 
 
 def of_pruning(found: Sequence[Trained]) -> list[Verdict]:
@@ -221,10 +288,12 @@ def of_clips(found: Sequence[Trained]) -> list[Verdict]:
 
 __all__ = [
     "claims",
+    "drops",
     "numbers",
     "of_clips",
     "of_lots",
     "of_pruning",
+    "of_small_lots",
     "of_times",
     "orders",
     "unperturbed",

@@ -30,6 +30,7 @@ def of_variance(rows: Sequence[ComparisonRow]) -> list[Verdict]:
                 unit=f"(c sigma)^2 at index {index}, simulated",
                 published=0.5,
                 ours=_ours(worst),
+                half=worst.spread or 0.0,
                 reason="" if holds else "G5: an index that is its own mirror has another variance",
             )
         )
@@ -41,6 +42,7 @@ def of_variance(rows: Sequence[ComparisonRow]) -> list[Verdict]:
             unit="correlation of mirrored entries",
             published=0.0,
             ours=_ours(mirrored),
+            half=mirrored.spread or 0.0,
             reason="G1: mirrored entries share their noise; their difference is released exactly",
         )
     )

@@ -45,6 +45,7 @@ def variance(request: ItemRequest) -> Result:
                     quantity="variance / (c sigma)^2",
                     published=claim,
                     ours=found[index],
+                    spread=1.96 * found[index] * math.sqrt(2 / draws),
                     data=f"{draws} draws",
                     seeds=1,
                 )
@@ -56,13 +57,17 @@ def variance(request: ItemRequest) -> Result:
                 quantity="correlation",
                 published=0.0 if claim else None,
                 ours=mirrored,
+                spread=1.96 * (1 - mirrored**2) / math.sqrt(draws),
                 data=f"{draws} draws",
                 seeds=1,
             )
         )
         lines.append(Line(label=kind, x=range(size), y=found))
     panel = Panel(title="variance of the real part", x_label="index", y_label="", lines=lines)
-    notes = ("G5: the printed variance 1/2 holds at generic indices only",)
+    notes = (
+        "G5: the printed variance 1/2 holds at generic indices only",
+        "+- is half a 95 % interval of the simulated number",
+    )
     result = PAPER.result("variance", "noise of the real part", rows, [panel], notes)
     return result.judged(formula_verdicts.of_variance(rows))
 

@@ -5,13 +5,14 @@ Source: GReDP, tables I, VII and VIII, figures 3 to 5, theorems 1 to 3, corollar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from ...privacy.accounting import shown_bound
 from ..intervals import interval
 from ..verdict import Verdict, of_epsilon, of_number, of_order
 from .cells import TrainedCell
-from .published import SAME
+from .published import EARLY, EARLY_AT, PASSES, SAME, VARIED_AT
 
 UNIT = "% held out, mean of the runs"
 DIFFERENCE = "points held out, mean over the seeds"
@@ -80,7 +81,7 @@ def claims(found: Sequence[TrainedCell]) -> list[Verdict]:
     return [
         of_epsilon(
             f"{name}, {method}: the run spends epsilon {shown_bound(one.cell.epsilon)}",
-            one.runs.claimed,
+            one.cell.epsilon,
             one.runs.certified,
             ""
             if method == "DP-SGD"
@@ -95,12 +96,55 @@ def of_table(found: Sequence[TrainedCell]) -> list[Verdict]:
     return [*claims(found), *orders(found), *accuracies(found)]
 
 
-def falls(what: str, found: Sequence[TrainedCell]) -> Verdict:
-    """Judge that accuracy falls from the first to the last cell of a figure."""
+def dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Judge what the text reads off figure 3: accuracies early in a run, epochs to an accuracy."""
+    last = {(one.cell.name, one.cell.method): one for one in found if one.cell.epsilon == VARIED_AT}
+    verdicts = []
+    for method, printed in EARLY.items():
+        one = last.get(("LeNet-5", method))
+        if one is not None:
+            spent = one.spent()
+            epoch = min(range(len(spent)), key=lambda place: abs(spent[place] - EARLY_AT))
+            early = [run[epoch] for run in one.runs.accuracy]
+            verdicts.append(
+                of_number(
+                    f"LeNet-5, {method}: {printed:g} % where epsilon {EARLY_AT:g} is spent of "
+                    f"{shown_bound(VARIED_AT)}",
+                    printed,
+                    interval(early),
+                    len(early),
+                    unit=f"{UNIT}, after epoch {epoch + 1}, epsilon {shown_bound(spent[epoch])}",
+                    rounding=0.005,
+                    hindrance=one.hindrance,
+                )
+            )
+    for (method, accuracy), epochs in PASSES.items():
+        one = last.get(("Model-3", method))
+        if one is not None:
+            needed = [_passes(run, accuracy) for run in one.runs.accuracy]
+            never = "" if all(map(math.isfinite, needed)) else f"a run stays below {accuracy:g} %"
+            verdicts.append(
+                of_number(
+                    f"Model-3, {method}: passes {accuracy:g} % in epoch {epochs}",
+                    float(epochs),
+                    interval([each for each in needed if math.isfinite(each)]),
+                    len(needed),
+                    unit="epochs, mean of the runs",
+                    rounding=0.5,
+                    hindrance=one.hindrance or never,
+                )
+            )
+    return verdicts
+
+
+def _passes(run: Sequence[float], accuracy: float) -> float:
+    """Return the first epoch after which a run is above an accuracy; infinite for none."""
+    return next((epoch for epoch, each in enumerate(run, start=1) if each > accuracy), math.inf)
+
+
+def falls(what: str, found: Sequence[TrainedCell], printed: float | None) -> Verdict:
+    """Judge that accuracy falls from the first to the last cell of a model's curve."""
     first, last = found[0], found[-1]
-    printed = None
-    if first.cell.printed is not None and last.cell.printed is not None:
-        printed = first.cell.printed - last.cell.printed
     return of_order(
         f"{first.cell.name}: accuracy falls with {what}",
         first.runs.last,
@@ -111,9 +155,22 @@ def falls(what: str, found: Sequence[TrainedCell]) -> Verdict:
     )
 
 
-def of_figures(cells: Sequence[TrainedCell], what: str) -> list[Verdict]:
-    """Return the verdicts on a figure over batch size or learning rate."""
-    return [falls(what, cells), *claims(cells), *accuracies(cells)]
+def of_figures(
+    found: Sequence[TrainedCell], what: str, printed: Mapping[str, float]
+) -> list[Verdict]:
+    """Return the verdicts on a figure over batch size or learning rate.
+
+    Args:
+        found: cells of every model, in the order of what the figure varies.
+        what: what that is.
+        printed: points that the source prints between the first and the last one, by model.
+    """
+    curves = {
+        name: [one for one in found if one.cell.name == name]
+        for name in dict.fromkeys(one.cell.name for one in found)
+    }
+    fallen = [falls(what, own, printed.get(name)) for name, own in curves.items()]
+    return [*fallen, *claims(found), *accuracies(found)]
 
 
-__all__ = ["accuracies", "claims", "falls", "of_figures", "of_table", "orders"]
+__all__ = ["accuracies", "claims", "dynamics", "falls", "of_figures", "of_table", "orders"]

@@ -6,6 +6,7 @@ Source: lecture notes on private projected SGD, subsampling and local differenti
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -20,11 +21,13 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import RandomizedResponse
 from ...privacy.mechanisms.randomized_response import survey as simulated
 from ...train import data, label_privacy
+from ...train.loop import Loss, summed_cross_entropy
 from .. import intervals, runner
 from ..data_cache import digest
 from ..pieces import CachedRun, OnStep
 from ..result import ComparisonRow, Line, Panel, Paper, Result
 from ..runner import ItemRequest
+from ..seeded import Control, with_controls
 from . import divergence, verdicts
 
 RELATION = "replace_one, local"
@@ -158,7 +161,9 @@ def labels(request: ItemRequest) -> Result:
     epsilons = (1.0, 2.0, 4.0)
     mechanisms = [RandomizedResponse(epsilon=e, categories=found.classes) for e in epsilons]
     pieces = [
-        _piece(request, mechanism, found, seed) for mechanism in mechanisms for seed in range(seeds)
+        _piece(request, mechanism, found, seed)
+        for mechanism in (*mechanisms, None)
+        for seed in range(seeds)
     ]
     numbers = request.through(pieces)
     rows, curve = [], []
@@ -192,12 +197,14 @@ def labels(request: ItemRequest) -> Result:
     )
     panel = Panel(title=found.source, x_label="epsilon", y_label="accuracy %", lines=[line])
     result = PAPER.result("labels", "training on randomized labels", rows, [panel], seeds=seeds)
-    return result.judged(verdicts.of_labels())
+    true = statistics.fmean(float(one["accuracy"]) for one in numbers[-seeds:])
+    return with_controls(result, [Control(ours=true)]).judged(verdicts.of_labels())
 
 
 def _piece(
-    request: ItemRequest, mechanism: RandomizedResponse, found: data.Dataset, seed: int
+    request: ItemRequest, mechanism: RandomizedResponse | None, found: data.Dataset, seed: int
 ) -> CachedRun:
+    """Return a training on labels that the mechanism released; without one, on the true ones."""
     where = runner.RunSetting(
         data=found,
         model=lambda s: models.build(
@@ -209,7 +216,7 @@ def _piece(
     )
     key = {
         "paper": "ldp",
-        "mechanism": mechanism.fingerprint,
+        "mechanism": mechanism.fingerprint if mechanism else "true labels",
         "data": found.source,
         "records": len(found.x_train),
         "held_out": len(found.x_test),
@@ -219,17 +226,18 @@ def _piece(
     }
 
     def compute(on_step: OnStep) -> Mapping[str, Any]:
-        told = label_privacy.released(mechanism, found, Key.from_unsafe_seed(seed))
+        told = found
+        loss: Loss = summed_cross_entropy
+        if mechanism:
+            told = label_privacy.released(mechanism, found, Key.from_unsafe_seed(seed))
+            loss = label_privacy.unbiased_loss(mechanism)
         outcome = runner.once(
-            replace(where, data=told),
-            label_privacy.WITHOUT_NOISE,
-            seed,
-            loss=label_privacy.unbiased_loss(mechanism),
-            on_step=on_step,
+            replace(where, data=told), label_privacy.WITHOUT_NOISE, seed, loss=loss, on_step=on_step
         )
         return {"accuracy": outcome.accuracy, "collapsed": outcome.collapsed}
 
-    label = f"labels, epsilon {shown_bound(mechanism.epsilon)}, seed {seed}"
+    kind = f"epsilon {shown_bound(mechanism.epsilon)}" if mechanism else "true ones"
+    label = f"labels, {kind}, seed {seed}"
     return CachedRun(label=label, key=key, compute=compute, steps=where.steps)
 
 

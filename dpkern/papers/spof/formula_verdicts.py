@@ -115,6 +115,7 @@ def of_audit(rows: Sequence[ComparisonRow]) -> list[Verdict]:
             unit=f"share of {attack.data} guessed right",
             published=allowed,
             ours=_ours(attack),
+            half=attack.spread or 0.0,
             reason="S7: the gradient's direction is the code, without noise",
         )
     )
@@ -141,6 +142,7 @@ def of_density(rows: Sequence[ComparisonRow]) -> list[Verdict]:
             varies < 0.3,
             unit="decades between h and 0, the farthest",
             ours=varies,
+            reason="S9: the support ends at l / h, where the density rises without limit",
         ),
     ]
 
@@ -162,7 +164,9 @@ def of_bmax(rows: Sequence[ComparisonRow]) -> list[Verdict]:
 
 def of_multipliers(rows: Sequence[ComparisonRow]) -> list[Verdict]:
     """Judge that a multiplier is below 1 half of the time."""
-    best = _largest(rows, "b_j < 1")
+    own = [row for row in rows if row.setting.startswith("b_j < 1")]
+    most = max(own, key=_ours)
+    best = _ours(most)
     return [
         exact(
             "Pr[b_j < 1] >= 1/2",
@@ -170,6 +174,7 @@ def of_multipliers(rows: Sequence[ComparisonRow]) -> list[Verdict]:
             unit="probability, the largest over sigma and encoders, simulated",
             published=0.5,
             ours=best,
+            half=most.spread or 0.0,
             reason="S10: every projection of the noise must be negative, at most 2^-7",
         )
     ]

@@ -22,6 +22,7 @@ from ...privacy.accounting import shown_bound
 from ..intervals import interval
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import SEEDED, ItemRequest
+from ..seeded import Control, with_controls
 from . import training_verdicts as verdicts
 from .items import CODE, FEATURES, PAPER, SOURCE_EPOCHS, SOURCE_ROWS
 from .setting import (
@@ -81,7 +82,7 @@ def fig2(request: ItemRequest) -> Result:
         for c in CONSTANTS
     ]
     flat = [Cell(name=BASELINE, epsilon=e, sigma=s) for s in where.sigmas for e in epsilons]
-    found = train(request, where, [*cells, *flat])
+    found = train(request, where, [*cells, *flat, Cell(name=NON_PRIVATE)])
     rows, panels = [], []
     begins: list[tuple[Cell, float | str]] = []
     for sigma in where.sigmas:
@@ -106,7 +107,8 @@ def fig2(request: ItemRequest) -> Result:
             lines.append(Line(label=label, x=CONSTANTS, y=y, level=True))
         panels.append(Panel(title=condition(sigma), x_label="c", y_label="accuracy %", lines=lines))
     rows.sort(key=lambda row: row.quantity != "plateau begins at c")
-    result = _trained("fig2", "accuracy over the stabilisation constant", rows, panels, where)
+    title = "accuracy over the stabilisation constant"
+    result = _trained("fig2", title, rows, panels, where, found)
     return result.judged(verdicts.of_plateau(where, found, begins))
 
 
@@ -170,24 +172,33 @@ def fig3(request: ItemRequest) -> Result:
     rows = [found[cell].row("fig3", where, quantity) for quantity in QUANTITIES for cell in cells]
     rows += _untrained("fig3", where)
     said = [_duration(where, found)]
-    result = _trained("fig3", "accuracy over epsilon", rows, panels, where, said)
+    result = _trained("fig3", "accuracy over epsilon", rows, panels, where, found, said)
     return result.judged([*verdicts.of_claims(where, found), *verdicts.of_orders(where, found)])
 
 
 def _untrained(item: str, where: SpofExperiment) -> list[ComparisonRow]:
-    """Return what constants reach that see no record, or only the training records' medians."""
-    data = where.records
-    medians = data.train.flatten(0, 1).median(0).values
+    """Return the rows of constants in the place of a network."""
     return [
         ComparisonRow(
             item=item,
             setting=f"a constant instead of a network: {what}",
             quantity="accuracy %",
-            ours=100 * (1 - float((data.test - constant).abs().double().mean())),
+            ours=accuracy,
             data=where.data,
         )
-        for what, constant in (("1/2", torch.tensor(0.5)), ("each feature's median", medians))
+        for what, accuracy in _constants(where).items()
     ]
+
+
+def _constants(where: SpofExperiment) -> dict[str, float]:
+    """Return what constants reach that see no record, or only the training records' medians."""
+    data = where.records
+    medians = data.train.flatten(0, 1).median(0).values
+    constants = {"1/2": torch.tensor(0.5), "each feature's median": medians}
+    return {
+        what: 100 * (1 - float((data.test - constant).abs().double().mean()))
+        for what, constant in constants.items()
+    }
 
 
 def comparison(request: ItemRequest) -> Result:
@@ -205,7 +216,8 @@ def comparison(request: ItemRequest) -> Result:
     panels = [_gain_panel(where, found, sigma) for sigma in where.sigmas]
     said = [_why(where, found, sigma) for sigma in where.sigmas]
     said.append(_duration(where, found))
-    result = _trained("comparison", "published gains beside ours", rows, panels, where, said)
+    title = "published gains beside ours"
+    result = _trained("comparison", title, rows, panels, where, found, said)
     return result.judged([*verdicts.of_gains(where, found), *verdicts.of_orders(where, found)])
 
 
@@ -398,7 +410,7 @@ def rates(request: ItemRequest) -> Result:
         log_x=True,
     )
     rows = [found[cell].row("rates", where) for cell in cells]
-    result = _trained("rates", "accuracy over the learning rate", rows, [panel], where)
+    result = _trained("rates", "accuracy over the learning rate", rows, [panel], where, found)
     return result.judged(verdicts.of_rates())
 
 
@@ -408,6 +420,7 @@ def _trained(
     rows: Sequence[ComparisonRow],
     panels: Sequence[Panel],
     where: SpofExperiment,
+    found: Mapping[Cell, Found],
     said: Sequence[str] = (),
 ) -> Result:
     size = where.rows, where.epochs
@@ -419,4 +432,8 @@ def _trained(
         )
     settings: dict[str, Any] = where.settings()
     told = (*said, *short, *notes(where))
-    return PAPER.result(item, title, rows, panels, told, **settings)
+    result = PAPER.result(item, title, rows, panels, told, **settings)
+    best = max(
+        one.mean.mean for cell, one in found.items() if (cell.name, cell.sigma) == (NON_PRIVATE, 0)
+    )
+    return with_controls(result, [Control(ours=best, constant=max(_constants(where).values()))])

@@ -1,0 +1,317 @@
+// The integers of a sample are the product of two vectors of 16-bit integers, whose norm is known
+// exactly, and their sum over samples is a product of two matrices: exact in any order. Every
+// operation here has the same bits on all processors. docs/exact.md.
+
+#include "cpu/exact_factors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/panels.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using namespace ghost;
+
+constexpr std::int64_t kPairs = 128;         // pairs of samples in a block
+constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+constexpr std::int64_t kGrain = 8;           // pairs that a thread rounds at a time
+
+// The norm of a sample's integers is below 2^22, so that those of a block's 256 samples add up to
+// less than 2^31.
+constexpr double kMost = 0x1p22;
+// What a factor's norm aims at is at most 2^14: entries fit into 16 bits. Rounding doubles an entry
+// at most, so that its square fits into 31 bits.
+constexpr double kLongest = 0x1p14;
+constexpr double kSkew = 0x1p-3;  // of the shorter vector's norm and the root of the product's
+
+// Numbers within 2^22 of it have no bits behind the point.
+template <class F>
+constexpr F kOrigin = std::is_same_v<F, float> ? F(0x1.8p23) : F(0x1.8p52);
+
+// One of the two vectors of a sample, and its integers.
+template <class F>
+struct Row {
+  const F* x;
+  std::int64_t count;
+  std::int16_t* to;
+
+  double square() const {
+    double sum = 0;
+    versioned([&]() DPK_INLINE { sum = square_of(x, count); });
+    return sum;
+  }
+  // Makes the integers nearest to scale x, entries below 2^15; the sum of their squares.
+  std::int64_t round(F scale) const {
+    std::int32_t sum = 0;
+    versioned([&]() DPK_INLINE {
+      const F* const from = x;
+      std::int16_t* const rounded = to;
+      const std::int64_t n = count;
+      const F s = scale;
+      for (std::int64_t i = 0; i < n; ++i) {
+        const F whole = (s * from[i] + kOrigin<F>)-kOrigin<F>;
+        rounded[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(whole));
+      }
+      std::int32_t total = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        total += static_cast<std::int32_t>(rounded[i]) * static_cast<std::int32_t>(rounded[i]);
+      }
+      sum = total;
+    });
+    return sum;
+  }
+};
+
+// Makes integers whose product's norm is at most factor |few| |many|; false if it is 0. The vector
+// of more entries is rounded last: its norm comes nearer to what is wanted.
+template <class F>
+bool round_sample(const Row<F>& few, const Row<F>& many, F factor) {
+  const double f = static_cast<double>(factor);
+  const double few_square = few.square(), many_square = many.square();
+  const double square = std::min(f * f * few_square * many_square, kMost * kMost);
+  // Also false for NaN; an infinite square may be that of a sample that is not finite.
+  if (!(square > 0 && few_square * many_square <= std::numeric_limits<double>::max())) return false;
+  const double room = std::sqrt(square);
+  const double ratio = static_cast<double>(few.count) / static_cast<double>(many.count);
+  const double skew = std::max(std::sqrt(std::sqrt(ratio)), kSkew);
+  const auto s = static_cast<F>(std::sqrt(room) * skew / std::sqrt(few_square));
+  if (!std::isfinite(s)) return false;
+  const std::int64_t few_integers = few.round(s);
+  if (few_integers == 0) return false;
+  const auto most = static_cast<std::int64_t>(square);
+  double left = std::min(room / std::sqrt(static_cast<double>(few_integers)), kLongest);
+  // Rounding rarely adds more than a half; where it does, there has to be less to round.
+  for (double less = 0.5;; less *= 2) {
+    left -= less;
+    const auto t = static_cast<F>(std::copysign(left / std::sqrt(many_square), f));
+    if (!(left > 0 && std::isfinite(t))) return false;
+    const std::int64_t many_integers = many.round(t);
+    if (few_integers * many_integers <= most) return many_integers != 0;
+  }
+}
+
+// Entry by entry, sum += the products of the low and of the high halves of x and y.
+template <int kBytes, bool kVnni, class V>
+DPK_INLINE inline void add_pairs(V& sum, V x, V y) {
+  // The compiler would keep the sums in memory.
+#if DPK_X86
+  [[maybe_unused]] V product;
+  if constexpr (kVnni) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  } else if constexpr (kBytes == 64) {
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(product) : "v"(x), "v"(y));
+  } else if constexpr (kBytes == 32) {
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(x), "x"(y));
+  } else {
+    asm("movdqa %2, %1\n\tpmaddwd %3, %1\n\tpaddd %1, %0"
+        : "+x"(sum), "=&x"(product)
+        : "x"(x), "x"(y));
+  }
+#else
+  sum += (x >> 16) * (y >> 16) + ((x << 16) >> 16) * ((y << 16) >> 16);
+#endif
+}
+
+// A tile of the sums over pairs of samples.
+template <int kBytes, bool kVnni>
+struct PairTile {
+  static constexpr int kLanes = kBytes / 4;
+  static constexpr int kRows = kBytes == 64 ? 12 : 6;
+  static constexpr int kVectors = 2;
+  static constexpr int kColumns = kVectors * kLanes;
+  using V = Vector<std::int32_t, kLanes>;
+
+  V at[kRows][kVectors];
+
+  // Of packed panels g [pairs, kRows] and a [pairs, kColumns].
+  DPK_INLINE void multiply(const std::int32_t* g, const std::int32_t* a, std::int64_t pairs) {
+    V acc[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{};
+    }
+    for (std::int64_t k = 0; k < pairs; ++k) {
+      V x[kVectors];
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) x[n] = load<V>(a + k * kColumns + n * kLanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const V y = V{} + g[k * kRows + m];
+#pragma GCC unroll 16
+        for (int n = 0; n < kVectors; ++n) add_pairs<kBytes, kVnni>(acc[m][n], y, x[n]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) at[m][n] = acc[m][n];
+    }
+  }
+};
+
+// Two rows of 16-bit integers, filled up with zeros -> side by side, as one row of each panel.
+template <int kWidth>
+DPK_INLINE inline void pack_pair(const std::int16_t* low, const std::int16_t* high,
+                                 std::int64_t count, std::int64_t size, std::int32_t* to) {
+  for (std::int64_t c = 0; c < count; c += kWidth) {
+    for (int i = 0; i < kWidth; ++i) {
+      const auto x = static_cast<std::uint16_t>(low[c + i]);
+      const auto y = static_cast<std::uint32_t>(static_cast<std::uint16_t>(high[c + i]));
+      to[i] = static_cast<std::int32_t>(y << 16 | x);
+    }
+    to += size;
+  }
+}
+
+// Up to 2 kPairs samples: their numbers in the batch.
+template <class F>
+struct Samples {
+  const F *a, *g, *factors;
+  const std::int64_t* at;
+  std::int64_t count;
+  LinearShape shape;
+
+  std::int64_t pairs() const { return (count + 1) / 2; }
+};
+
+// out += the integers of a block of samples.
+template <class F, int kBytes, bool kVnni>
+struct Product {
+  using T = PairTile<kBytes, kVnni>;
+  const Samples<F>& samples;
+
+  std::int64_t row_panels() const { return (samples.shape.outputs + T::kRows - 1) / T::kRows; }
+  std::int64_t column_panels() const {
+    return (samples.shape.inputs + T::kColumns - 1) / T::kColumns;
+  }
+  std::int64_t row_panel() const { return panel_size<T::kRows, std::int32_t>(samples.pairs()); }
+  std::int64_t column_panel() const {
+    return panel_size<T::kColumns, std::int32_t>(samples.pairs());
+  }
+
+  // Rounds the samples of pairs [begin, end) into panels.
+  DPK_INLINE void pack(std::int64_t begin, std::int64_t end, std::int32_t* g,
+                       std::int32_t* a) const {
+    const std::int64_t wide = column_panels() * T::kColumns, tall = row_panels() * T::kRows;
+    std::int16_t* const rows = scratch<std::int16_t, 0>(2 * (wide + tall));
+    for (std::int64_t pair = begin; pair < end; ++pair) {
+      std::fill_n(rows, 2 * (wide + tall), std::int16_t{0});
+      for (std::int64_t i = 0; i < 2 && 2 * pair + i < samples.count; ++i) {
+        const std::int64_t b = samples.at[2 * pair + i];
+        std::int16_t *const alpha = rows + i * wide, *const beta = rows + 2 * wide + i * tall;
+        const LinearShape& shape = samples.shape;
+        const Row<F> inputs{samples.a + b * shape.inputs, shape.inputs, alpha};
+        const Row<F> outputs{samples.g + b * shape.outputs, shape.outputs, beta};
+        const bool wider = inputs.count >= outputs.count;
+        if (!round_sample(wider ? outputs : inputs, wider ? inputs : outputs, samples.factors[b])) {
+          std::fill_n(alpha, wide, std::int16_t{0});
+        }
+      }
+      pack_pair<T::kColumns>(rows, rows + wide, wide, column_panel(), a + pair * T::kColumns);
+      pack_pair<T::kRows>(rows + 2 * wide, rows + 2 * wide + tall, tall, row_panel(),
+                          g + pair * T::kRows);
+    }
+  }
+
+  DPK_INLINE void add(const std::int32_t* g, const std::int32_t* a, Range rows, Range columns,
+                      std::int32_t* out) const {
+    const LinearShape& shape = samples.shape;
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) {
+      const std::int64_t wide = std::min<std::int64_t>(T::kColumns, shape.inputs - j * T::kColumns);
+      for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+        const std::int64_t tall = std::min<std::int64_t>(T::kRows, shape.outputs - i * T::kRows);
+        std::int32_t* to = out + i * T::kRows * shape.inputs + j * T::kColumns;
+        prefetch_rows<T::kColumns>(to, tall, shape.inputs);
+        T tile;
+        tile.multiply(g + i * row_panel(), a + j * column_panel(), samples.pairs());
+        for (std::int64_t m = 0; m < tall; ++m, to += shape.inputs) {
+          std::int32_t sums[T::kColumns];
+          __builtin_memcpy(sums, tile.at[m], sizeof(sums));
+          if (wide == T::kColumns) {
+            for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
+          } else {
+            for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
+          }
+        }
+      }
+    }
+  }
+};
+
+#if DPK_X86
+template <class Body>
+DPK_VNNI void call_vnni(const Body& body) {
+  body();
+}
+#endif
+
+// body(width, vnni), both integral constants, for the instruction set in use.
+template <class Body>
+void versioned_by_pairs(const Body& body) {
+#if DPK_X86
+  if (isa() >= Isa::kAvx512Vnni) {
+    return call_vnni([&]() DPK_INLINE { body(Width<64>{}, std::true_type{}); });
+  }
+#endif
+  versioned_by_width([&](auto width) DPK_INLINE { body(width, std::false_type{}); });
+}
+
+template <class F>
+void add_samples(const Samples<F>& samples, std::int32_t* out, int team) {
+  // parallel_for is outside of what is compiled for an instruction set.
+  std::int64_t row_panels = 0, column_panels = 0, row_panel = 0, column_panel = 0;
+  versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
+    const Product<F, decltype(width)::value, decltype(vnni)::value> product{samples};
+    row_panels = product.row_panels(), row_panel = product.row_panel();
+    column_panels = product.column_panels(), column_panel = product.column_panel();
+  });
+  std::int32_t* const g = scratch<std::int32_t, 4>(row_panels * row_panel);
+  std::int32_t* const a = scratch<std::int32_t, 5>(column_panels * column_panel);
+  parallel_for(samples.pairs(), kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+    versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
+      Product<F, decltype(width)::value, decltype(vnni)::value>{samples}.pack(begin, end, g, a);
+    });
+  });
+  const bool by_columns = column_panels >= row_panels;
+  parallel_for(std::max(column_panels, row_panels), 1, team,
+               [&](std::int64_t begin, std::int64_t end) {
+                 const Range own{begin, end};
+                 const Range rows = by_columns ? Range{0, row_panels} : own;
+                 const Range columns = by_columns ? own : Range{0, column_panels};
+                 versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
+                   const Product<F, decltype(width)::value, decltype(vnni)::value> product{samples};
+                   product.add(g, a, rows, columns, out);
+                 });
+               });
+}
+
+}  // namespace
+
+template <class F>
+void add_factored(const F* a, const F* g, const F* factors, const LinearShape& shape,
+                  std::int32_t* out, int threads) {
+  std::vector<std::int64_t> used;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    if (factors[b] != 0) used.push_back(b);
+  }
+  const auto count = static_cast<std::int64_t>(used.size());
+  const int team = useful_threads(count * shape.inputs * shape.outputs, kSmallest, threads);
+  for (std::int64_t first = 0; first < count; first += 2 * kPairs) {
+    const std::int64_t some = std::min(2 * kPairs, count - first);
+    add_samples<F>({a, g, factors, used.data() + first, some, shape}, out, team);
+  }
+}
+
+template void add_factored<float>(const float*, const float*, const float*, const LinearShape&,
+                                  std::int32_t*, int);
+template void add_factored<double>(const double*, const double*, const double*, const LinearShape&,
+                                   std::int32_t*, int);
+
+}  // namespace dpkern::cpu
