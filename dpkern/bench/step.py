@@ -23,6 +23,7 @@ from ..base.errors import DPKernError, InvalidInput, PrivacyError
 from ..base.threads import torch_threads
 from ..base.validate import choice, integer
 from ..engine import PrivacyEngine, validate
+from ..engine.exact_sums import factoring_error
 from ..engine.named import NAMES, Run, make
 from ..engine.optimizer import OptimizerAdapter
 from ..engine.subject import BenchmarkModel, subject
@@ -230,8 +231,10 @@ def check_sums(made: BenchmarkModel, mechanism: Mechanism) -> str:
         wanted, scales = defined(gradients(made, count), plan)
         how = "per-sample gradients in float64"
     for i, (got, want, scale) in enumerate(zip(sums, wanted, scales, strict=True)):
-        # Exact sums are whole numbers of units, each sample's rounded towards zero.
+        # Exact sums are whole numbers of units, each sample's rounded towards zero, or products.
         rounding = (plan.units[i] or 0.0) * count * got.numel() ** 0.5
+        if got.dim() == 2:
+            rounding += factoring_error(plan, i, got.numel(), count)
         error = float((got - want).norm())
         if not error <= TOLERANCE * scale + rounding + 1e-12:
             raise AssertionError(

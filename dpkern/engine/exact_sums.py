@@ -92,6 +92,18 @@ class Aim:
         return cls(block.unit, most, most < FACTORED_MOST)
 
 
+def factoring_error(plan: Plan, index: int, entries: int, samples: int) -> float:
+    """Return thrice the norm that sums of so many samples of one position are off by, usually.
+
+    A sample's integers are off by about ``(d p)^(1/4) sqrt(M / 6)`` units, of d p entries
+    (``docs/exact.md``, lemma 2), each in a direction of its own. 0 where they are truncated.
+    """
+    block = plan.blocks[index]
+    if block.unit is None or block.integer_bound is None or not Aim.of(block).factored:
+        return 0.0
+    return 3 * block.unit * math.sqrt(samples * block.integer_bound / 6 * math.sqrt(entries))
+
+
 def integer_sums(
     plan: Plan,
     slots: Sequence[ParameterSource],
@@ -332,6 +344,7 @@ __all__ = [
     "Aim",
     "add_factored",
     "add_integers",
+    "factoring_error",
     "integer_sums",
     "most_samples",
     "rounding_error",

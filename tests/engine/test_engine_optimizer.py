@@ -105,8 +105,9 @@ def test_the_rule_sees_the_private_gradient(kind: str, arithmetic: str) -> None:
     run.train(1, 2)
     assert run.step.steps == 2
     for p, q in zip(run.model.parameters(), twin.parameters(), strict=True):
-        # Adam divides by the root of tiny numbers: a lattice step may tip either way.
-        testing.assert_close(kind, p.detach(), q.detach(), 2e-2 if arithmetic == "float" else 1e-4)
+        # Adam divides by the root of tiny numbers: a lattice step may tip either way. The engine's
+        # integers are products of vectors, further from the gradient than those of its entries.
+        testing.assert_close(kind, p.detach(), q.detach(), 2e-2 if arithmetic == "float" else 2e-3)
 
 
 def test_parameters_at_different_counts_share_a_group() -> None:

@@ -8,6 +8,7 @@ in debugging only. All of it takes two thirds of its time.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -33,6 +34,7 @@ def _exchange_once(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
     language = interpreter.tl
     exchange, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     done: set[tuple[bool, ...]] = set()
+    one_launch = threading.RLock()  # what is exchanged is there for all threads
 
     @cache
     def seen_by(fn: Any) -> tuple[bool, ...]:
@@ -47,8 +49,9 @@ def _exchange_once(patch: pytest.MonkeyPatch, interpreter: Any) -> None:
         return exchange(fn)
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        done.clear()
-        return launch(self, *args, **kwargs)
+        with one_launch:
+            done.clear()
+            return launch(self, *args, **kwargs)
 
     patch.setattr(interpreter, "_patch_lang", exchanged)
     patch.setattr(interpreter.GridExecutor, "__call__", launched)
