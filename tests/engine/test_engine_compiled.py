@@ -320,7 +320,8 @@ def test_poisson_batches_of_any_size_and_empty_ones(loop: Any) -> None:
     run = loop(backend, batch=2, sampling="poisson").train(20)
     sizes = run.graphs.passes
     assert 10 < sizes < 20  # some draws were empty
-    assert run.closed == sizes + 1  # after a batch of one sample, the next one is probed first
+    # After batches of one sample at first, the next one is probed outside of graphs.
+    assert run.closed - sizes in (0, 1)
     assert backend.graphs == 2  # one sample, and any number
     assert run.graphs.outside == 0
 

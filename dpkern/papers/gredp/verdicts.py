@@ -108,8 +108,8 @@ def dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
             early = [run[epoch] for run in one.runs.accuracy]
             verdicts.append(
                 of_number(
-                    f"LeNet-5, {method}: {printed:g} % where epsilon {shown_bound(EARLY_AT)} is spent "
-                    f"of {shown_bound(VARIED_AT)}",
+                    f"LeNet-5, {method}: {printed:g} % where epsilon {shown_bound(EARLY_AT)} "
+                    f"is spent of {shown_bound(VARIED_AT)}",
                     printed,
                     interval(early),
                     len(early),
