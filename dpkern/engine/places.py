@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from operator import is_
 from typing import Any
@@ -92,13 +93,24 @@ def cache_keeper(cache: Any) -> Callable[[Any], None]:
     return put
 
 
+def methods_of(table: Any) -> Any:
+    """Return the class whose methods read and write what a table holds.
+
+    Those of a subclass of dict need not: transformers' tables of models import all of them.
+    """
+    return next((kind for kind in (OrderedDict, dict) if isinstance(table, kind)), type(table))
+
+
 def holds(container: Any, saved: Any) -> bool:
     """Whether a container holds the same objects as before."""
+    if isinstance(container, Mapping):
+        of = methods_of(container)
+        if of.__len__(container) != len(saved):
+            return False
+        pairs = (of.keys(container), saved.keys()), (of.values(container), saved.values())
+        return all(all(map(is_, now, before)) for now, before in pairs)
     if len(container) != len(saved):
         return False
-    if isinstance(container, Mapping):
-        pairs = (container.keys(), saved.keys()), (container.values(), saved.values())
-        return all(all(map(is_, now, before)) for now, before in pairs)
     if isinstance(container, (set, bytearray)):
         return bool(container == saved)
     return all(map(is_, container, saved))
@@ -109,8 +121,10 @@ def refill(container: Any, saved: Any) -> None:
     if isinstance(container, (dict, MutableMapping)):
         if holds(container, saved):
             return
-        container.clear()
-        container.update(saved)
+        of = methods_of(container)
+        of.clear(container)
+        for key, value in saved.items():
+            of.__setitem__(container, key, value)
     elif isinstance(container, (list, bytearray)):
         if len(container) != len(saved) or any(
             a is not b for a, b in zip(container, saved, strict=True)

@@ -12,7 +12,7 @@ import random
 import threading
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -32,6 +32,7 @@ from .places import (
     holds,
     inside_of,
     item_setter,
+    methods_of,
     name_keeper,
     slot_of,
     slot_setter,
@@ -181,14 +182,16 @@ class Walk:
         if isinstance(thing, nn.Module):
             yield from self._in_module(path, thing)
         elif isinstance(thing, (dict, MutableMapping)):
-            # What is held, which a subclass's own [] need not return (a table that makes objects).
-            saved = dict(thing.items())
+            # What is held, which a subclass's own methods need not return.
+            saved = dict(methods_of(thing).items(thing))
             if isinstance(thing, dict) or holds(thing, saved):
                 self.found.containers.append((thing, saved))
             else:  # a view of a file or of the environment, which nothing here may empty
                 self.found.tells = False
             names = map(_name_of, saved, range(len(saved)))
             yield from ((f"{path}[{n}]", v) for n, v in zip(names, saved.values(), strict=True))
+            if isinstance(thing, dict) and type(thing) not in (dict, OrderedDict):
+                yield from self._in_object(path, thing)
         elif isinstance(thing, bytearray):
             self.found.containers.append((thing, bytes(thing)))
         elif isinstance(thing, (list, deque, set)):

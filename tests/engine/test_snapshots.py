@@ -277,3 +277,34 @@ def test_a_table_that_makes_what_it_names_keeps_the_names(model: Model) -> None:
     model.table["more"] = nn.Tanh
     before.restore(Snapshot(model))
     assert list(model.table.items()) == [("relu", nn.ReLU)]
+
+
+class Lazy(OrderedDict[str, Any]):
+    """A table whose methods make what it names, or fail, as transformers' tables of models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return 1
+
+    def items(self) -> Any:
+        raise ValueError("a model of a package that is not installed")
+
+    keys = values = items
+
+
+def test_what_a_table_holds_is_read_and_not_asked_for(model: Model) -> None:
+    table = model.kept = Lazy()
+    OrderedDict.__setitem__(table, "known", 1)
+    before = Snapshot(model)
+    assert Snapshot(model, earlier=before).is_same(before)
+    OrderedDict.__setitem__(table, "more", 2)
+    table.made["x"] = 3
+    after = Snapshot(model, earlier=before)
+    changed = {name.rpartition("kept")[2] for name in before.changes(after)}
+    assert changed >= {"['more']", ".made['x']"}
+    before.restore()
+    assert [*OrderedDict.items(table)] == [("known", 1)]
+    assert not table.made
