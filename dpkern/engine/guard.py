@@ -203,10 +203,12 @@ class ForwardGuard:
                 got="a finding on another process",
                 remedy="Read the error of that process, and do as it says.",
             )
+        late = why == "secret"
         if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
             error = self._check_inner_losses(module, args, kwargs, batch)
+            late = late or self._uniform > 0  # batches of one class have been trained on before
         if error is not None:
-            if why == "secret" or self._uniform:  # other batches have been trained on before
+            if late:
                 self.report_late(str(error))
             # The pass itself may say more of it, such as the parameter and the operation.
             self._found = error

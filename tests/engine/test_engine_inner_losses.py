@@ -128,6 +128,24 @@ def test_a_batch_of_one_class_is_followed_by_another_probe() -> None:
     assert run.engine.get_epsilon(1e-5) == math.inf
 
 
+def test_what_is_refused_for_another_reason_taints_no_batch_of_one_class() -> None:
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(5))
+    data = TensorDataset(x, torch.zeros(48, dtype=torch.int64))
+    run = Run(
+        module=WithLoss(RIGHT["mean"]),
+        data_loader=DataLoader(data, batch_size=8, shuffle=True),
+    )
+    batches = iter(run.loader)
+    x, y = next(batches)
+    run.module(x, y)["loss"].backward()
+    run.optimizer.step()
+    run.module.body[0].register_forward_hook(lambda m, a, h: h - h.mean(0).detach())
+    x, y = next(batches)
+    with pytest.raises(UnsupportedModule):
+        run.module(x, y)["loss"].backward()
+    assert run.engine.step.epsilon_if_seed_secret(1e-5) < math.inf
+
+
 def test_each_record_is_divided_by_its_own_targets() -> None:
     """Half of the targets ignored: each of the others counts as if its divisor were the batch."""
     run = Run(module=WithLoss(half_ignored), noise_multiplier=0.0, max_grad_norm=1e6)
