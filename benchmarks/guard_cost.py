@@ -1,10 +1,12 @@
 """Time what the guards add to private training, step by step.
 
-Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ..., "rounds": ...}'``
+Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ...}'``
 
-*Every pass* is measured in one run, which takes its epochs in turns with the guards and without: no
-hook looks at outputs and state, and records are not followed. Two runs of one model differ by more
-than the guards cost, since their tensors lie elsewhere in memory. *The first step* is that of fresh
+Records are rows of a ``TensorDataset`` in a plain ``DataLoader``. *Every pass* is measured in one
+run, which takes its epochs in turns with the guards and without: no hook looks at outputs and
+state, and records are not followed. Two runs of one model differ by more than the guards cost,
+since their tensors lie elsewhere in memory, and so do two processes: ``guard_report`` takes medians
+of several. *The first step* is that of fresh
 runs, with and without guards, which take turns at being first. Both probe the gradients of the
 first batch, which is timed by itself. Secret probes come once in 500 passes: some are timed by
 themselves, and their expected share is added. The loader's epochs are short, and the first step of
@@ -27,6 +29,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 from dpkern.engine import loader
@@ -36,7 +39,7 @@ from dpkern.engine.occasions import MEAN_GAP
 from dpkern.engine.padding import PaddingCheck
 from dpkern.engine.provenance import YieldedBatch, boundary, rules
 
-from .step_cases import CLIP, LR, MOMENTUM, NOISE, _loader, quiet
+from .step_cases import CLIP, LR, MOMENTUM, NOISE, quiet
 from .step_models import TASKS, Task
 
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.thread_time, "wall": time.perf_counter}
@@ -86,7 +89,7 @@ class Guards:
             (adapter.batches.boundary, "has_loader", False),
             (batches, "boundary", None),
             (batches, "padding", None),
-            (batches, "_check_collation", lambda: None),
+            (batches, "_check_collation", lambda collates: None),
             (batches, "on_batch", hand_out),
         ]
         self._with = [(owner, name, getattr(owner, name)) for owner, name, _ in self._without]
@@ -95,6 +98,16 @@ class Guards:
         """Let the next steps be guarded, or not."""
         for owner, name, value in self._with if on else self._without:
             vars(owner)[name] = value
+
+
+_EPOCH = 4
+"""Steps of an epoch."""
+
+
+def _loader(task: Task) -> DataLoader[Any]:
+    drawn = task.draw(_EPOCH * task.batch, torch.Generator().manual_seed(1))
+    rows = TensorDataset(*drawn)
+    return DataLoader(rows, batch_size=task.batch, shuffle=True, drop_last=True)
 
 
 def begin(task: Task, *, guarded: bool) -> Run:
@@ -187,11 +200,15 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
+FIRSTS = 8
+"""Fresh runs of each kind whose first steps are measured."""
+
+
+def measure(task: Task, steps: int) -> dict[str, Any]:
     """Measure one task: what guards add to ``steps`` steps, as parts of the run without them."""
-    firsts = [_firsts(task, bool(number % 2)) for number in range(4 * rounds + 1)][1:]
-    turns = [_turns(task, steps) for _ in range(rounds)]
-    row: dict[str, Any] = {"task": task.name, "steps": steps, "rounds": rounds}
+    firsts = [_firsts(task, bool(number % 2)) for number in range(FIRSTS + 1)][1:]
+    turns = _turns(task, steps)
+    row: dict[str, Any] = {"task": task.name, "steps": steps}
     for clock in CLOCKS:
         row[clock] = _summary(firsts, turns, clock, steps)
     row["parts ms"] = _parts(task)
@@ -244,15 +261,14 @@ _WARM = 8
 
 
 def _summary(
-    firsts: list[Pair], turns: list[dict[bool, list[Pair]]], clock: str, steps: int
+    firsts: list[Pair], turns: dict[bool, list[Pair]], clock: str, steps: int
 ) -> dict[str, Any]:
     """Return the parts of a run without guards that guards add to its first and other steps."""
 
     def added(pairs: Sequence[Pair]) -> list[float]:
         return [pair[True][clock] - pair[False][clock] for pair in pairs]
 
-    later = [pair for turn in turns for pair in turn[False]]
-    starts = [pair for turn in turns for pair in turn[True]]
+    starts, later = turns[True], turns[False]
     step = median([pair[False][clock] for pair in later])
     plain = median([pair[False][clock] for pair in firsts]) + (steps - 1) * step
     first = statistics.fmean(median(added(each)) for each in (firsts[::2], firsts[1::2]))
@@ -298,7 +314,7 @@ def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Measure what the request asks for, on one thread."""
     torch.set_num_threads(1)
-    return measure(TASKS[request["task"]], request["steps"], request["rounds"])
+    return measure(TASKS[request["task"]], request["steps"])
 
 
 if __name__ == "__main__":

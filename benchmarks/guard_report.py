@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
+from .guard_cost import FIRSTS
 from .step_models import TASKS
 from .step_report import worker
 
@@ -13,9 +15,16 @@ Rows = list[dict[str, Any]]
 
 
 def measured(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Return the figures of one model."""
-    found: dict[str, Any] = worker("guard_cost", {"task": task, "steps": steps, "rounds": rounds})
-    return found
+    """Return the figures of one model: medians of ``rounds`` processes."""
+    found = [worker("guard_cost", {"task": task, "steps": steps}) for _ in range(rounds)]
+    row: dict[str, Any] = {"task": task, "steps": steps, "rounds": rounds}
+    for part in ("cpu", "wall", "parts ms"):
+        row[part] = {
+            name: statistics.median(each[part][name] for each in found) for name in found[0][part]
+        }
+    for part in ("cpu", "wall"):
+        row[part]["all"] = sum(row[part][name] for name in ("first", "secret", "passes"))
+    return row
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
@@ -58,13 +67,13 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         "",
         f"Runs of {first['steps']} steps in the plain loop. CPU time of the thread unless the "
         "column says more. `all` = first step + secret probes + every pass. `first step` has the "
-        "probe and the checks of `collate_fn`: medians of fresh runs with and without guards, "
-        f"{4 * first['rounds']} of each in one process, over both orders in which they take turns. "
+        "probe and the check of records: medians of fresh runs with and without guards, "
+        f"{FIRSTS} of each in one process, over both orders in which they take turns. "
         "`secret probes`: their expected number times the time of one. `every pass`: the median "
         "difference of steps that begin no epoch, in epochs of four steps of one run with the "
-        f"guards and without them in turns ({first['rounds']} runs), times their number. "
-        "`next epoch` is what the first step of another epoch adds for the checks of `collate_fn`, "
-        "beside a run of one.",
+        "guards and without them in turns, times their number. `next epoch` is what the first step "
+        "of another epoch adds, beside a run of one. Records are rows of a `TensorDataset`; all "
+        f"figures are medians of {first['rounds']} processes, which differ by a third.",
         "",
         *table(rows),
         "",

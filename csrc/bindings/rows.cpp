@@ -39,7 +39,7 @@ struct Names {
 // The attributes that are read and set here.
 struct Attributes {
   PyObject *state, *since, *made_of, *klass, *batch, *each, *rows, *size, *in_pass, *detach;
-  PyObject *requires_grad, *grad_fn, *use_count;
+  PyObject *requires_grad, *grad_fn, *use_count, *version, *reduction, *shares, *scales;
 };
 
 const Attributes& names() {
@@ -48,7 +48,8 @@ const Attributes& names() {
     return Attributes{name("_state"),    name("_since"), name("_made_of"),      name("__class__"),
                       name("batch"),     name("each"),   name("rows"),          name("size"),
                       name("in_pass"),   name("detach"), name("requires_grad"), name("grad_fn"),
-                      name("_use_count")};
+                      name("_use_count"), name("_version"), name("reduction"), name("shares"),
+                      name("scales")};
   }();
   return made;
 }
@@ -216,19 +217,17 @@ PyMethodDef kLeft{
     "left(output, state, rows): track this tensor, which has a graph and this number of rows, and "
     "return its node in the graph; None for any other output."};
 
+// Frames of the user's code that tell one call of a loss from another.
+constexpr long kSiteDepth = 4;
+
 // Where user's code is: for every code object, whether it is none of theirs.
 std::unordered_map<PyObject*, bool>& codes() {
   static auto* const known = new std::unordered_map<PyObject*, bool>;
   return *known;
 }
 
-PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "call_site(is_ours, ours, depth)");
-    return nullptr;
-  }
-  const long ours = PyLong_AsLong(args[1]), depth = PyLong_AsLong(args[2]);
-  if (PyErr_Occurred() != nullptr) return nullptr;
+// The instructions of up to ``depth`` frames of the user's code, behind ``ours`` frames.
+PyObject* site_of(PyObject* is_ours, long ours, long depth) {
   std::vector<std::uintptr_t> found;
   found.reserve(2 * static_cast<std::size_t>(depth));
   auto frame = py::reinterpret_steal<py::object>(
@@ -241,7 +240,7 @@ PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
       auto known = codes().find(code.ptr());
       if (known == codes().end()) {
         const auto said =
-            py::reinterpret_steal<py::object>(PyObject_CallOneArg(args[0], code.ptr()));
+            py::reinterpret_steal<py::object>(PyObject_CallOneArg(is_ours, code.ptr()));
         if (!said) return nullptr;
         // It is kept, so that no other one gets the same address.
         known = codes().emplace(kept(code), said.ptr() == Py_True).first;
@@ -257,11 +256,79 @@ PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                    static_cast<Py_ssize_t>(found.size() * sizeof(found[0])));
 }
 
+PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "call_site(is_ours, ours, depth)");
+    return nullptr;
+  }
+  const long ours = PyLong_AsLong(args[1]), depth = PyLong_AsLong(args[2]);
+  return PyErr_Occurred() != nullptr ? nullptr : site_of(args[0], ours, depth);
+}
+
 PyMethodDef kCallSite{
     "call_site", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_site)),
     METH_FASTCALL,
     "call_site(is_ours, ours, depth): up to depth frames of the user's code in which the running "
     "call is, behind ours frames, as bytes that are the same for the same instructions."};
+
+// What decides whether a loss is scaled as its call has scaled it before.
+py::object scaling_of(PyObject* state, PyObject* batch) {
+  const Attributes& of = names();
+  const py::object parts[] = {attribute(state, of.shares), attribute(state, of.reduction),
+                              attribute(state, of.scales), attribute(batch, of.in_pass),
+                              attribute(batch, of.size)};
+  for (const py::object& part : parts) {
+    if (!part) return {};
+  }
+  return py::reinterpret_steal<py::object>(PyTuple_Pack(5, parts[0].ptr(), parts[1].ptr(),
+                                                        parts[2].ptr(), parts[3].ptr(),
+                                                        parts[4].ptr()));
+}
+
+PyObject* loss_as_before(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 7 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
+      !PyDict_CheckExact(args[3]) || !PyAnySet_CheckExact(args[4])) {
+    PyErr_SetString(PyExc_TypeError,
+                    "loss_as_before(losses, states, declared, before, outputs, is_ours, ours)");
+    return nullptr;
+  }
+  const Attributes& of = names();
+  if (followed.tracked == nullptr || PyList_GET_SIZE(args[0]) != 1 ||
+      PyList_GET_SIZE(args[1]) != 1) {
+    Py_RETURN_FALSE;
+  }
+  PyObject *const loss = PyList_GET_ITEM(args[0], 0), *const state = PyList_GET_ITEM(args[1], 0);
+  if (reinterpret_cast<PyObject*>(Py_TYPE(state)) != followed.record_sum) Py_RETURN_FALSE;
+  const py::object batch = attribute(state, of.batch);
+  const py::object reduction = attribute(state, of.reduction);
+  const py::object made_of = attribute(loss, of.made_of), version = attribute(loss, of.version);
+  const py::object in_pass = batch ? attribute(batch.ptr(), of.in_pass) : py::object();
+  if (!reduction || !made_of || !version || !in_pass || !PyLong_CheckExact(in_pass.ptr()) ||
+      PyLong_AsLong(in_pass.ptr()) < 2 || PyLong_AsLong(version.ptr()) != 0 ||
+      PyObject_RichCompareBool(reduction.ptr(), args[2], Py_EQ) != 1 ||
+      PySet_Contains(args[4], made_of.ptr()) != 1) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  const py::object scaling = scaling_of(state, batch.ptr());
+  const auto site = py::reinterpret_steal<py::object>(
+      scaling ? site_of(args[5], PyLong_AsLong(args[6]), kSiteDepth) : nullptr);
+  static PyObject* const first = PyLong_FromLong(0);
+  const auto key = py::reinterpret_steal<py::object>(
+      site ? PyTuple_Pack(2, site.ptr(), first) : nullptr);
+  PyObject* const before = key ? PyDict_GetItemWithError(args[3], key.ptr()) : nullptr;
+  const int same =
+      before == nullptr ? 0 : PyObject_RichCompareBool(before, scaling.ptr(), Py_EQ);
+  if (same < 0 || PyErr_Occurred() != nullptr) return nullptr;
+  return PyBool_FromLong(same);
+}
+
+PyMethodDef kLossAsBefore{
+    "loss_as_before",
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&loss_as_before)), METH_FASTCALL,
+    "loss_as_before(losses, states, declared, before, outputs, is_ours, ours): whether there is "
+    "one loss, made of one of these outputs alone, a sum over records that is reduced as declared "
+    "and scaled as the same call has scaled it before."};
 
 // Whether a loss is the plain mean of torch's: one argument after the other as it gives them.
 bool is_mean(PyObject* names, PyObject** ignored, PyObject** smoothing) {
@@ -368,7 +435,8 @@ void follow_rows(const py::dict& given) {
 void add_rows(py::module_& m) {
   m.def("follow_rows", &follow_rows);
   for (PyMethodDef* const made :
-       {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite, &kUsualCrossEntropy}) {
+       {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite, &kLossAsBefore,
+        &kUsualCrossEntropy}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

@@ -60,6 +60,10 @@ class ForwardGuard:
         self._watched: Snapshot | None = None
         self._waiting: DifferenceProbe | None = None
         """A probe of which the running pass is a part."""
+        self._why = "new"
+        """The occasion of that probe."""
+        self._is_plain = False
+        """Whether the last probe found a plain stack of layers."""
         self._usual = False
         """Whether the pass takes one tensor and found the module as the pass before left it."""
 
@@ -119,8 +123,8 @@ class ForwardGuard:
         if not self._attached or self._is_paused or capture._public:
             return
         recording = torch.is_grad_enabled()
-        occasions, quick = self._occasions, self.state.quick
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        occasions, quick = self._occasions, self.state.quick
         if usual and recording and quick is not None and quick.before() and occasions.count_pass():
             self._usual = True
             return
@@ -143,7 +147,7 @@ class ForwardGuard:
         wanted = why is not None and batch >= 2
         if capture.any_rank is not None:
             wanted = capture.any_rank(wanted)
-        if wanted and not (why == "new" and self._wait(args, kwargs, batch)):
+        if wanted and not self._wait(args, kwargs, batch, why or "new"):
             self._check(args, kwargs, batch, why or "new")
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -154,12 +158,17 @@ class ForwardGuard:
             return handed if any(size and size % handed == 0 for size in sizes) else 0
         return sizes[0] if sizes else 0
 
-    def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> bool:
-        """Let the pass that begins be one of the probe's own; return whether it can be."""
+    def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> bool:
+        """Let the pass that begins be one of the probe's own; return whether it can be.
+
+        A secret probe runs on a part of the batch, except of a plain stack, which needs no further
+        pass on all of it.
+        """
         own = self.capture.is_last_hook() and self.capture.collected is None
-        probe = self._make_probe(self.module, args, kwargs, batch) if own else None
-        if probe is not None and probe.wait():
-            self._waiting = probe
+        if own and (why == "new" or (why == "secret" and self._is_plain)):
+            probe = self._make_probe(self.module, args, kwargs, batch)
+            if probe.wait():
+                self._waiting, self._why = probe, why
         return self._waiting is not None
 
     def _end_wait(self, output: Any) -> None:
@@ -173,11 +182,11 @@ class ForwardGuard:
             self.running = False
         if outcome is None:  # from the start, as if there had been no pass
             with probe.rewound():
-                self._check(*probe.arguments, probe.batch, "new")
+                self._check(*probe.arguments, probe.batch, self._why)
         else:
             self.probes += 1
             self.state.counted |= outcome.counted
-            self._judge(outcome, *probe.arguments, probe.batch, "new")
+            self._judge(outcome, *probe.arguments, probe.batch, self._why)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> None:
         outcome = self._probe(
@@ -194,6 +203,7 @@ class ForwardGuard:
         why: str,
     ) -> None:
         module = self.module
+        self._is_plain = outcome.is_plain
         error = outcome.error()
         anywhere = self.capture.any_rank
         if anywhere is not None and anywhere(error is not None) and error is None:

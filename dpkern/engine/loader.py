@@ -217,8 +217,8 @@ class PrivateLoader(DataLoader[Any]):
         # Masks that were drawn ahead and whose batches were never yielded are drawn again.
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
-        self._check_collation()
         read = reader(self)
+        self._check_collation(collates=read is None)
         with parts.iterated_by_its_loader():
             source: Iterator[Any] = super().__iter__() if read is None else map(read, parts)
         queue = parts.queue
@@ -237,14 +237,20 @@ class PrivateLoader(DataLoader[Any]):
         if self.boundary is not None:
             self.boundary.check_finished()
 
-    def _check_collation(self) -> None:
+    def _check_collation(self, *, collates: bool) -> None:
         """Check which records there are, and on a few how ``collate_fn`` keeps them apart.
 
         Loops may change both between epochs. Short epochs have a trial in common, at most the
         second one excepted: it would take longer than they do.
+
+        Args:
+            collates: whether ``collate_fn`` makes the batches of this epoch; tensors whose rows
+                are read at once need no trial.
         """
         dataset = self.dataset if self._users_dataset is None else self._users_dataset
         check_repeats(dataset)
+        if not collates:
+            return
         if self.position >= self._next_trial:
             size, trials = round(self.expected_batch_size), 1 if self._checked else TRIALS
             check_collate(dataset, self.collate_fn, size, trials=trials)

@@ -14,6 +14,7 @@ class ProbeOutcome:
 
     Attributes:
         told: whether the probe was conclusive: it replaced samples by others that differ.
+        is_plain: whether the module was a plain stack of layers, in which no sample is replaced.
         mixed: the place where samples mix, in words; empty if they do not.
         absorbed: paths of state that follows the data.
         counted: paths of state that changes alike whatever the data is.
@@ -21,6 +22,7 @@ class ProbeOutcome:
     """
 
     told: bool = False
+    is_plain: bool = False
     mixed: str = ""
     absorbed: list[str] = field(default_factory=list)
     counted: set[str] = field(default_factory=set)

@@ -120,7 +120,7 @@ def test_the_records_of_a_trial_draw_nothing_from_the_loops_generators() -> None
         """A loader whose trials are counted apart from its batches."""
 
         def check(self) -> None:
-            self._check_collation()
+            self._check_collation(collates=True)
 
     loader = OneByOne(
         DataLoader(Noisy(), batch_size=10, collate_fn=lambda records: default_collate(records))

@@ -62,12 +62,20 @@ class Heard:
 
 
 def test_short_epochs_share_a_trial_of_their_collation(monkeypatch: pytest.MonkeyPatch) -> None:
-    private_loader = private(sampling="fixed")  # four batches an epoch
-    tried = []
-    monkeypatch.setattr(
-        loader, "check_collate", lambda *_, trials: tried.append((private_loader.position, trials))
-    )
-    rows_of(private_loader, 11)
+    class Items(TensorDataset):
+        """Records that are read one by one."""
+
+    rows = Items(*records().tensors)
+    loaders = [private(sampling="fixed", dataset=data) for data in (rows, records())]
+    tried: list[tuple[int, int]] = []
+    for private_loader in loaders:  # four batches an epoch
+        monkeypatch.setattr(
+            loader,
+            "check_collate",
+            lambda *_, trials, of=private_loader: tried.append((of.position, trials)),
+        )
+        rows_of(private_loader, 11)
+    # Nothing collates rows of tensors, which are read at once.
     assert tried == [(0, TRIALS), (4, 1), (20, 1), (36, 1)]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from dpkern.base.errors import UnsupportedModule
 from dpkern.engine.capture import Capture
 from dpkern.engine.difference import DifferenceProbe
 from dpkern.engine.plain_stack import output_of_stack
@@ -190,6 +191,45 @@ def test_a_probe_of_a_plain_stack_compares_a_few_samples(
     assert passes(full=False) == [B]
     assert passes(nn.LayerNorm(D), full=True) == [B, 16, 4]
     assert passes(nn.LayerNorm(D), full=False) == [B, B]
+
+
+@pytest.mark.parametrize(("middle", "passes"), [((), []), ((nn.LayerNorm(D),), [B, B])])
+def test_a_secret_probe_of_a_plain_stack_takes_the_loops_own_pass(
+    middle: tuple[nn.Module, ...], passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = Capture(stack(*middle))
+    capture.attach()
+    reported: list[str] = []
+    capture.guard.on_late_finding = reported.append
+    for _ in range(3):
+        capture.new_samples()
+        capture.module(torch.randn(B, D)).sum().backward()
+        capture.discard()
+    rows: list[int] = []
+    run = DifferenceProbe._pass
+
+    def noted(self: DifferenceProbe, arguments: Any, *more: Any) -> Any:
+        rows.append(len(arguments[0][0]))
+        return run(self, arguments, *more)
+
+    monkeypatch.setattr(DifferenceProbe, "_pass", noted)
+    monkeypatch.setattr("dpkern.engine.difference.WHOLE", 1.0)
+    guard, before = capture.guard, capture.guard.probes
+    guard._occasions._gap = 1
+    capture.new_samples()
+    capture.module(torch.randn(B, D))
+    assert (rows, guard.probes, reported) == (passes, before + 1, [])
+    # What begins to mix unseen is found late, by a whole probe of the batch.
+    guard._occasions._gap = 1
+    mixing = capture.module[-1].forward
+    vars(guard._occasions)["_same"] = lambda: True
+    object.__setattr__(capture.module[-1], "forward", lambda h: mixing(h - h.mean(0).detach()))
+    guard.state.quick = None
+    capture.new_samples()
+    with pytest.raises(UnsupportedModule):
+        capture.module(torch.randn(B, D))
+    assert len(reported) == 1
+    capture.detach()
 
 
 def test_a_capture_still_sees_what_a_plain_stack_keeps_of_its_samples() -> None:

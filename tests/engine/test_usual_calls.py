@@ -245,3 +245,60 @@ def test_a_call_site_is_the_same_for_the_same_instructions_alone(
     assert not compiled[0][2]
     assert compiled[3][4]
     assert compiled[5][6]
+
+
+class Scaling:
+    """One loss of a batch, as its call has made it before, and what may be different of it."""
+
+    def __init__(self, **changes: Any) -> None:
+        batch = YieldedBatch(4)
+        batch.in_pass = changes.pop("in_pass", 4)
+        weights = torch.randn(3, requires_grad=True)
+        self.loss = torch.randn(4, 3) @ weights
+        node = changes.pop("made_of", self.loss.grad_fn)
+        self.outputs = {self.loss.grad_fn}
+        self.loss = self.loss.mean()
+        self.loss._made_of = node  # type: ignore[attr-defined]
+        if changes.pop("written", False):
+            with torch.no_grad():
+                self.loss.mul_(2.0)
+        self.losses = changes.pop("losses", 1) * [self.loss]
+        given = {"reduction": "mean", "shares": usual_calls.ONE, "scales": None} | changes
+        self.states = [RecordSum(batch, **given) for _ in self.losses]
+
+
+def as_before(known: dict[Any, Any], scaling: Scaling) -> bool:
+    """Ask for the call of the one who asks, and let it be known from then on."""
+    given = (scaling.losses, scaling.states, "mean", known, scaling.outputs)
+    found: bool = usual_calls.loss_as_before(*given, naming.is_ours, 1)
+    state = scaling.states[0]
+    values = state.shares, state.reduction, state.scales, state.batch.in_pass, state.batch.size
+    known.setdefault((naming.call_site(ours=1), 0), values)
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shares": frozenset((2,))},
+        {"scales": frozenset({("mean", 2.0)})},
+        {"reduction": "sum"},
+        {"in_pass": 3},
+        {"in_pass": 1},
+        {"made_of": None},
+        {"written": True},
+        {"losses": 2},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_only_a_loss_made_and_scaled_as_before_needs_no_look(changes: dict[str, Any]) -> None:
+    known: dict[Any, Any] = {}
+    turns = [Scaling(), Scaling(**changes), Scaling()]
+    assert [as_before(known, scaling) for scaling in turns] == [False, False, True]
+
+
+def test_the_same_loss_of_another_call_is_looked_at() -> None:
+    known: dict[Any, Any] = {}
+    assert not as_before(known, Scaling())
+    assert not as_before(known, Scaling())
+    assert len(known) == 2

@@ -25,7 +25,7 @@ class Divisors:
     """Divisors and scales of earlier losses, by the call that each came from."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[CallSite, int], tuple[Any, ...]] = {}
+        self.before: dict[tuple[CallSite, int], tuple[Any, ...]] = {}
         """The values compared last, by call and number of the loss."""
         self._shares: dict[_Key, int] = {}
         self._scales: dict[_Key, tuple[float, tuple[int, int]]] = {}
@@ -40,9 +40,9 @@ class Divisors:
         """
         site, batch = call_site(ours=3), state.batch  # check, backward, and who called that
         given = state.shares, state.reduction, state.scales, batch.in_pass, batch.size
-        if self._before.get((site, number)) == given:
+        if self.before.get((site, number)) == given:
             return None
-        self._before[site, number] = given
+        self.before[site, number] = given
         for position, share in enumerate(sorted(state.shares)):
             known = self._shares.setdefault((site, number, position), share)
             if known != share:

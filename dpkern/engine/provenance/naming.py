@@ -62,7 +62,8 @@ They are kept, so that no other one gets the same ``id``; their hashes take micr
 """
 
 
-def _is_ours(code: CodeType) -> bool:
+def is_ours(code: CodeType) -> bool:
+    """Whether a code object is none of the user's."""
     known = _CODES.get(id(code))
     if known is None:
         path = code.co_filename
@@ -86,14 +87,14 @@ def call_site(depth: int = 4, *, ours: int = 0) -> CallSite:
         ours: number of calls, from the caller's on, that are known to be dpkern's.
     """
     if _call_site is not None:
-        site: bytes = _call_site(_is_ours, 1 + ours, depth)
+        site: bytes = _call_site(is_ours, 1 + ours, depth)
         return site
     found: list[tuple[int, int]] = []
     frame: FrameType | None = sys._getframe(1 + ours)
     while frame is not None and len(found) < depth:
         code = frame.f_code
         known = _CODES.get(id(code))
-        if not (_is_ours(code) if known is None else known[1]):
+        if not (is_ours(code) if known is None else known[1]):
             found.append((id(code), frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
@@ -103,7 +104,7 @@ def user_line() -> str:
     """Return file and line of the innermost frame that is neither torch's nor dpkern's."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not _is_ours(frame.f_code):
+        if not is_ours(frame.f_code):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if frame.f_back is None:
             break

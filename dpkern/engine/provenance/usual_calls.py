@@ -43,6 +43,9 @@ entered = _found("entered")
 left = _found("left")
 """Track a module's output that nothing else holds, and return its node in the graph."""
 
+loss_as_before = _found("loss_as_before")
+"""Whether a backward pass has one loss, made and scaled as the same call has made it before."""
+
 
 def follow_cross_entropy(others: Usual) -> Usual:
     """Return a function that follows the mean over all records of a batch, each of one class.
