@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
-from .inner_difference import check_inner_losses
+from .inner_difference import check_inner_losses, uniform_classes
 from .occasions import Occasions
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
@@ -22,10 +22,6 @@ from .uncompiled import nothing_compiled
 
 if TYPE_CHECKING:
     from .capture import Capture
-
-
-MOST_UNIFORM = 8
-"""Probed batches whose samples all have one class until a probe counts as conclusive."""
 
 
 class ForwardGuard:
@@ -53,8 +49,9 @@ class ForwardGuard:
         self.state.on_finding = lambda error: self.report_late(str(error))
         self._inner_losses = True
         """Whether the module may compute losses itself; known after the first probe."""
-        self._uniform = 0
-        """Number of probed batches that could not tell whether such a loss counts classes."""
+        self._uniform: frozenset[int] = frozenset()
+        """Inputs of a module with such a loss that had one class throughout in every batch: whether
+        it counts their classes is to be seen in the first batch with two."""
         self._found: UnsupportedModule | None = None
         """Error that the probe before this pass found."""
         self._watched: Snapshot | None = None
@@ -125,6 +122,7 @@ class ForwardGuard:
         recording = torch.is_grad_enabled()
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         occasions, quick = self._occasions, self.state.quick
+        quick = None if self._uniform else quick
         if usual and recording and quick is not None and quick.before() and occasions.count_pass():
             self._usual = True
             return
@@ -135,6 +133,8 @@ class ForwardGuard:
             self.state.refresh()
             self.capture.look_again()
         self.state.before_pass()
+        if why is None and recording and self._uniform and self._tells_classes(args, kwargs):
+            why = "classes"
         if why is None and (not recording or capture.any_rank is None):
             unchanged = usual and recording and occasions.unchanged
             self._usual = unchanged and occasions.is_known(True, _ONE_TENSOR)
@@ -149,6 +149,11 @@ class ForwardGuard:
             wanted = capture.any_rank(wanted)
         if wanted and not self._wait(args, kwargs, batch, why or "new"):
             self._check(args, kwargs, batch, why or "new")
+
+    def _tells_classes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an input whose samples have all had one class until now has two in this batch."""
+        batch = self._batch(args, kwargs)
+        return batch >= 2 and bool(self._uniform - uniform_classes((args, kwargs), batch))
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Return the number of samples of this pass; 0 if they are not the current batch's."""
@@ -215,29 +220,36 @@ class ForwardGuard:
             )
         late = why == "secret"
         if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
-            error = self._check_inner_losses(module, args, kwargs, batch)
-            late = late or self._uniform > 0  # batches of one class have been trained on before
+            # Batches of one class, which could not tell, have been trained on before.
+            late = late or bool(self._uniform - uniform_classes((args, kwargs), batch))
+            error = self._check_inner_losses(module, args, kwargs, batch, why)
         if error is not None:
             if late:
                 self.report_late(str(error))
             # The pass itself may say more of it, such as the parameter and the operation.
             self._found = error
         elif outcome.told:
-            if not 0 < self._uniform < MOST_UNIFORM:
-                self._occasions.probed(True)
+            self._occasions.probed(True)
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
 
     def _check_inner_losses(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: int,
+        why: str,
     ) -> UnsupportedModule | None:
         self.running = True
         try:
-            self._inner_losses, told = check_inner_losses(
+            self._inner_losses, uniform = check_inner_losses(
                 module, without_failing_kernels(module), (args, kwargs), batch
             )
-            uniform = self._inner_losses and not told
-            self._uniform = min(self._uniform + 1, MOST_UNIFORM) if uniform else 0
+            if not self._inner_losses or why in ("new", "changed"):
+                self._uniform = uniform if self._inner_losses else frozenset()
+            else:
+                self._uniform &= uniform
         except UnsupportedModule as error:
             return error
         finally:

@@ -33,7 +33,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def check_inner_losses(
     module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
-) -> tuple[bool, bool]:
+) -> tuple[bool, frozenset[int]]:
     """Compare gradients of the module's scalar outputs, with and without other samples replaced.
 
     Args:
@@ -43,8 +43,8 @@ def check_inner_losses(
         batch: number of samples, at least 2.
 
     Returns:
-        Whether the module has scalar outputs with a gradient, and whether the batch could tell: if
-        all samples have the same class, another batch must be looked at.
+        Whether the module has scalar outputs with a gradient, and the inputs with classes of which
+        all samples have the same (``uniform_classes``): of them the batch could not tell.
 
     Raises:
         UnsupportedModule: a sample's gradient changes when others are replaced.
@@ -53,7 +53,7 @@ def check_inner_losses(
     draws, before = RandomState(devices), Snapshot(module, parameters=True)
     chosen = list(range(batch // 2))
     classes = list(_classes(arguments, batch))
-    ends = {int(at) for numbers in classes for at in (numbers.argmin(), numbers.argmax())}
+    ends = {int(at) for _, numbers in classes for at in (numbers.argmin(), numbers.argmax())}
     places = dict.fromkeys((batch - 1, 0, *sorted(ends)))
     replacements = [replaced_rows(arguments, batch, chosen, by_one(i)) for i in places]
     try:
@@ -71,18 +71,27 @@ def check_inner_losses(
     finally:
         before.restore()
         draws.restore()
-    return bool(one), all(bool((numbers != numbers[0]).any()) for numbers in classes)
+    return bool(one), uniform_classes(arguments, batch)
 
 
-def _classes(arguments: Arguments, batch: int) -> Iterator[Tensor]:
-    """Yield the inputs that have one whole number of each sample."""
-    for tensor in tensors_of(arguments):
+def uniform_classes(arguments: Arguments, batch: int) -> frozenset[int]:
+    """Return the places of inputs with one whole number of each sample, and always the same."""
+    return frozenset(
+        place
+        for place, numbers in _classes(arguments, batch)
+        if bool((numbers == numbers[0]).all())
+    )
+
+
+def _classes(arguments: Arguments, batch: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the inputs that have one whole number of each sample, with their places."""
+    for place, tensor in enumerate(tensors_of(arguments)):
         if (
             tensor.dim()
             and tensor.shape[0] == tensor.numel() == batch
             and not (tensor.is_floating_point() or tensor.is_complex())
         ):
-            yield tensor.reshape(batch).long()
+            yield place, tensor.reshape(batch).long()
 
 
 def _compare(name: str, one: Tensor, two: Tensor, batch: int, chosen: Sequence[int]) -> None:

@@ -102,30 +102,66 @@ def test_classes_of_any_batch_are_counted_anew(classes: list[int], told: bool) -
     for loss, right in ((by_counts, not told), (RIGHT["class weights"], True)):
         module = WithLoss(loss)
         if right:
-            assert check_inner_losses(module, module, ((x, y), {}), len(y)) == (True, told)
+            uniform = frozenset() if told else frozenset((1,))
+            assert check_inner_losses(module, module, ((x, y), {}), len(y)) == (True, uniform)
         else:
             with pytest.raises(UnsupportedModule, match="changed when others were replaced"):
                 check_inner_losses(module, module, ((x, y), {}), len(y))
 
 
-def test_a_batch_of_one_class_is_followed_by_another_probe() -> None:
+class WithTask(WithLoss):
+    """Takes the number of a task too, which all samples have in common."""
+
+    def forward(self, x: Tensor, y: Tensor, task: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return super().forward(x, y)
+
+
+@pytest.mark.parametrize("kind", [WithLoss, WithTask])
+def test_the_first_batch_of_two_classes_is_probed_however_late(kind: type[WithLoss]) -> None:
     """What is found then may have been released before, and the certificate says so."""
-    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(5))
-    y = torch.zeros(48, dtype=torch.int64)
+    x = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
+    y = torch.zeros(96, dtype=torch.int64)
+    tasks = [torch.full((96,), 7)] if kind is WithTask else []
     run = Run(
-        module=WithLoss(by_counts),
+        module=kind(by_counts),
         noise_multiplier=0.0,
-        data_loader=DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True),
+        data_loader=DataLoader(TensorDataset(x, y, *tasks), batch_size=8, shuffle=True),
     )
-    batches = iter(run.loader)
-    (x, y), (later, classes) = next(batches), next(batches)
-    run.module(x, y)["loss"].backward()
-    run.optimizer.step()
-    classes[: len(classes) // 2] = 1
+    guard, batches = run.engine.capture.guard, iter(run.loader)
+    guard._occasions._gap = 1 << 60
+    for _ in range(11):
+        run.module(*next(batches))["loss"].backward()
+        run.optimizer.step()
+    assert guard.probes == 1
+    x, y, *tasks = next(batches)
+    y[: len(y) // 2] = 1
     with pytest.raises(UnsupportedModule, match="changed when others were replaced"):
-        run.module(later, classes)["loss"].backward()
-    assert run.engine.step.steps == 1
+        run.module(x, y, *tasks)["loss"].backward()
+    assert run.engine.step.steps == 11
     assert run.engine.get_epsilon(1e-5) == math.inf
+
+
+def test_classes_are_looked_at_until_two_have_met() -> None:
+    x = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
+    run = Run(
+        module=WithTask(RIGHT["mean"]),
+        data_loader=DataLoader(
+            TensorDataset(x, torch.zeros(96, dtype=torch.int64), torch.full((96,), 7)),
+            batch_size=8,
+            shuffle=True,
+        ),
+    )
+    guard, probes = run.engine.capture.guard, []
+    guard._occasions._gap = 1 << 60
+    for turn, (x, y, task) in enumerate(run.loader):
+        if turn == 5 or turn == 7:
+            y[: len(y) // 2] = 1
+        run.module(x, y, task)["loss"].backward()
+        run.optimizer.step()
+        probes.append(guard.probes)
+    assert probes == [1] * 5 + [2] * 7
+    assert guard._uniform == {2}
+    assert run.engine.step.epsilon_if_seed_secret(1e-5) < math.inf
 
 
 def test_what_is_refused_for_another_reason_taints_no_batch_of_one_class() -> None:
