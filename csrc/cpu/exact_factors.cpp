@@ -5,11 +5,11 @@
 #include "cpu/exact_factors.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <type_traits>
 #include <vector>
 
+#include "cpu/factor_bytes.h"
+#include "cpu/factor_rounding.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
 
@@ -17,84 +17,11 @@ namespace dpkern::cpu {
 namespace {
 
 using namespace ghost;
+using exact::Samples;
 
-constexpr std::int64_t kPairs = 128;         // pairs of samples in a block
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+constexpr std::int64_t kNarrow = 32;         // inputs or outputs that fill tiles of bytes
 constexpr std::int64_t kGrain = 8;           // pairs that a thread rounds at a time
-
-// The norm of a sample's integers is below 2^22, so that those of a block's 256 samples add up to
-// less than 2^31.
-constexpr double kMost = 0x1p22;
-// What a factor's norm aims at is at most 2^14: entries fit into 16 bits. Rounding doubles an entry
-// at most, so that its square fits into 31 bits.
-constexpr double kLongest = 0x1p14;
-constexpr double kSkew = 0x1p-3;  // of the shorter vector's norm and the root of the product's
-
-// Numbers within 2^22 of it have no bits behind the point.
-template <class F>
-constexpr F kOrigin = std::is_same_v<F, float> ? F(0x1.8p23) : F(0x1.8p52);
-
-// One of the two vectors of a sample, and its integers.
-template <class F>
-struct Row {
-  const F* x;
-  std::int64_t count;
-  std::int16_t* to;
-
-  double square() const {
-    double sum = 0;
-    versioned([&]() DPK_INLINE { sum = square_of(x, count); });
-    return sum;
-  }
-  // Makes the integers nearest to scale x, entries below 2^15; the sum of their squares.
-  std::int64_t round(F scale) const {
-    std::int32_t sum = 0;
-    versioned([&]() DPK_INLINE {
-      const F* const from = x;
-      std::int16_t* const rounded = to;
-      const std::int64_t n = count;
-      const F s = scale;
-      for (std::int64_t i = 0; i < n; ++i) {
-        const F whole = (s * from[i] + kOrigin<F>)-kOrigin<F>;
-        rounded[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(whole));
-      }
-      std::int32_t total = 0;
-      for (std::int64_t i = 0; i < n; ++i) {
-        total += static_cast<std::int32_t>(rounded[i]) * static_cast<std::int32_t>(rounded[i]);
-      }
-      sum = total;
-    });
-    return sum;
-  }
-};
-
-// Makes integers whose product's norm is at most factor |few| |many|; false if it is 0. The vector
-// of more entries is rounded last: its norm comes nearer to what is wanted.
-template <class F>
-bool round_sample(const Row<F>& few, const Row<F>& many, F factor) {
-  const double f = static_cast<double>(factor);
-  const double few_square = few.square(), many_square = many.square();
-  const double square = std::min(f * f * few_square * many_square, kMost * kMost);
-  // Also false for NaN; an infinite square may be that of a sample that is not finite.
-  if (!(square > 0 && few_square * many_square <= std::numeric_limits<double>::max())) return false;
-  const double room = std::sqrt(square);
-  const double ratio = static_cast<double>(few.count) / static_cast<double>(many.count);
-  const double skew = std::max(std::sqrt(std::sqrt(ratio)), kSkew);
-  const auto s = static_cast<F>(std::sqrt(room) * skew / std::sqrt(few_square));
-  if (!std::isfinite(s)) return false;
-  const std::int64_t few_integers = few.round(s);
-  if (few_integers == 0) return false;
-  const auto most = static_cast<std::int64_t>(square);
-  double left = std::min(room / std::sqrt(static_cast<double>(few_integers)), kLongest);
-  // Rounding rarely adds more than a half; where it does, there has to be less to round.
-  for (double less = 0.5;; less *= 2) {
-    left -= less;
-    const auto t = static_cast<F>(std::copysign(left / std::sqrt(many_square), f));
-    if (!(left > 0 && std::isfinite(t))) return false;
-    const std::int64_t many_integers = many.round(t);
-    if (few_integers * many_integers <= most) return many_integers != 0;
-  }
-}
 
 // Entry by entry, sum += the products of the low and of the high halves of x and y.
 template <int kBytes, bool kVnni, class V>
@@ -170,31 +97,19 @@ DPK_INLINE inline void pack_pair(const std::int16_t* low, const std::int16_t* hi
   }
 }
 
-// Up to 2 kPairs samples: their numbers in the batch.
-template <class F>
-struct Samples {
-  const F *a, *g, *factors;
-  const std::int64_t* at;
-  std::int64_t count;
-  LinearShape shape;
-
-  std::int64_t pairs() const { return (count + 1) / 2; }
-};
-
 // out += the integers of a block of samples.
 template <class F, int kBytes, bool kVnni>
 struct Product {
   using T = PairTile<kBytes, kVnni>;
   const Samples<F>& samples;
 
+  std::int64_t pairs() const { return (samples.count + 1) / 2; }
   std::int64_t row_panels() const { return (samples.shape.outputs + T::kRows - 1) / T::kRows; }
   std::int64_t column_panels() const {
     return (samples.shape.inputs + T::kColumns - 1) / T::kColumns;
   }
-  std::int64_t row_panel() const { return panel_size<T::kRows, std::int32_t>(samples.pairs()); }
-  std::int64_t column_panel() const {
-    return panel_size<T::kColumns, std::int32_t>(samples.pairs());
-  }
+  std::int64_t row_panel() const { return panel_size<T::kRows, std::int32_t>(pairs()); }
+  std::int64_t column_panel() const { return panel_size<T::kColumns, std::int32_t>(pairs()); }
 
   // Rounds the samples of pairs [begin, end) into panels.
   DPK_INLINE void pack(std::int64_t begin, std::int64_t end, std::int32_t* g,
@@ -204,15 +119,7 @@ struct Product {
     for (std::int64_t pair = begin; pair < end; ++pair) {
       std::fill_n(rows, 2 * (wide + tall), std::int16_t{0});
       for (std::int64_t i = 0; i < 2 && 2 * pair + i < samples.count; ++i) {
-        const std::int64_t b = samples.at[2 * pair + i];
-        std::int16_t *const alpha = rows + i * wide, *const beta = rows + 2 * wide + i * tall;
-        const LinearShape& shape = samples.shape;
-        const Row<F> inputs{samples.a + b * shape.inputs, shape.inputs, alpha};
-        const Row<F> outputs{samples.g + b * shape.outputs, shape.outputs, beta};
-        const bool wider = inputs.count >= outputs.count;
-        if (!round_sample(wider ? outputs : inputs, wider ? inputs : outputs, samples.factors[b])) {
-          std::fill_n(alpha, wide, std::int16_t{0});
-        }
+        samples.round(2 * pair + i, rows + i * wide, rows + 2 * wide + i * tall);
       }
       pack_pair<T::kColumns>(rows, rows + wide, wide, column_panel(), a + pair * T::kColumns);
       pack_pair<T::kRows>(rows + 2 * wide, rows + 2 * wide + tall, tall, row_panel(),
@@ -230,7 +137,7 @@ struct Product {
         std::int32_t* to = out + i * T::kRows * shape.inputs + j * T::kColumns;
         prefetch_rows<T::kColumns>(to, tall, shape.inputs);
         T tile;
-        tile.multiply(g + i * row_panel(), a + j * column_panel(), samples.pairs());
+        tile.multiply(g + i * row_panel(), a + j * column_panel(), pairs());
         for (std::int64_t m = 0; m < tall; ++m, to += shape.inputs) {
           std::int32_t sums[T::kColumns];
           __builtin_memcpy(sums, tile.at[m], sizeof(sums));
@@ -266,15 +173,16 @@ void versioned_by_pairs(const Body& body) {
 template <class F>
 void add_samples(const Samples<F>& samples, std::int32_t* out, int team) {
   // parallel_for is outside of what is compiled for an instruction set.
-  std::int64_t row_panels = 0, column_panels = 0, row_panel = 0, column_panel = 0;
+  std::int64_t pairs = 0, row_panels = 0, column_panels = 0, row_panel = 0, column_panel = 0;
   versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
     const Product<F, decltype(width)::value, decltype(vnni)::value> product{samples};
+    pairs = product.pairs();
     row_panels = product.row_panels(), row_panel = product.row_panel();
     column_panels = product.column_panels(), column_panel = product.column_panel();
   });
   std::int32_t* const g = scratch<std::int32_t, 4>(row_panels * row_panel);
   std::int32_t* const a = scratch<std::int32_t, 5>(column_panels * column_panel);
-  parallel_for(samples.pairs(), kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(pairs, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
     versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
       Product<F, decltype(width)::value, decltype(vnni)::value>{samples}.pack(begin, end, g, a);
     });
@@ -303,9 +211,15 @@ void add_factored(const F* a, const F* g, const F* factors, const LinearShape& s
   }
   const auto count = static_cast<std::int64_t>(used.size());
   const int team = useful_threads(count * shape.inputs * shape.outputs, kSmallest, threads);
-  for (std::int64_t first = 0; first < count; first += 2 * kPairs) {
-    const std::int64_t some = std::min(2 * kPairs, count - first);
-    add_samples<F>({a, g, factors, used.data() + first, some, shape}, out, team);
+  constexpr std::int64_t kMost = Samples<F>::kMostSamples;
+  for (std::int64_t first = 0; first < count; first += kMost) {
+    const std::int64_t some = std::min(kMost, count - first);
+    const Samples<F> samples{a, g, factors, used.data() + first, some, shape};
+    if (isa() >= Isa::kAmx && std::min(shape.inputs, shape.outputs) >= kNarrow) {
+      exact::add_by_bytes(samples, out, team);
+    } else {
+      add_samples(samples, out, team);
+    }
   }
 }
 

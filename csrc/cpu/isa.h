@@ -17,13 +17,20 @@
 
 namespace dpkern::cpu {
 
-enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vnni = 3, kAvx512Vbmi = 4 };
+enum class Isa : int {
+  kBaseline = 0,
+  kAvx2 = 1,
+  kAvx512 = 2,
+  kAvx512Vnni = 3,
+  kAvx512Vbmi = 4,
+  kAmx = 5
+};
 
 // The best instruction set of this processor.
 Isa detected_isa();
 // The one in use: the detected one unless `use_isa` lowered it.
 Isa isa();
-// False, and nothing changed, if this processor lacks it. For tests: results never depend on it.
+// False, and nothing changed, if this processor lacks it. For tests: no guarantee depends on it.
 bool use_isa(Isa wanted);
 // Whether Intel made this processor: its mathematics library prefers them.
 bool is_intel();

@@ -12,7 +12,7 @@ import torch
 from ...base.errors import BackendError
 from ...base.threads import allowed
 
-ISAS = ("baseline", "avx2", "avx512", "avx512vnni", "avx512vbmi")
+ISAS = ("baseline", "avx2", "avx512", "avx512vnni", "avx512vbmi", "amx")
 
 
 @cache
