@@ -2,6 +2,7 @@
 // that sample alone: a tile of it is held in registers, truncated, and added to integers, so that
 // the sums do not depend on order, blocks or threads. docs/exact.md.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -10,6 +11,7 @@
 
 #include "cpu/equal_ids.h"
 #include "cpu/exact.h"
+#include "cpu/exact_bfloat.h"
 #include "cpu/exact_factors.h"
 #include "cpu/exact_tiles.h"
 #include "cpu/ghost_embedding.h"
@@ -219,21 +221,27 @@ void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<
   const std::int64_t roundings = shape.positions + kOtherRoundings;
   const double entries = static_cast<double>(shape.inputs) * static_cast<double>(shape.outputs);
   const double flushed = 2 * static_cast<double>(roundings) * kFlushed<F> * std::sqrt(entries);
+  const bool by_parts = std::is_same_v<F, float> && table.ids == nullptr && exact::by_bfloat(shape);
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       double total = 0;
+      exact::PositionNorms norms;
       versioned([&]() DPK_INLINE {
         for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
-          const double x = square_of(a + t * shape.inputs, shape.inputs);
-          const double y = square_of(g + t * shape.outputs, shape.outputs);
-          total += std::sqrt(x) * std::sqrt(y);
+          const double x = std::sqrt(square_of(a + t * shape.inputs, shape.inputs));
+          const double y = std::sqrt(square_of(g + t * shape.outputs, shape.outputs));
+          total += x * y;
+          norms.inputs += x, norms.outputs += y;
+          norms.largest = std::max({norms.largest, x, y});
         }
         for (std::int64_t s = b * table.places; s < (b + 1) * table.places; ++s) {
           if (table.ids[s] == table.padding) continue;
           total += std::sqrt(square_of(table.rows + s * shape.inputs, shape.inputs));
         }
       });
-      errors[b] = chain_error<F>(roundings, total) + flushed;
+      norms.products = total;
+      errors[b] =
+          by_parts ? exact::bfloat_error(shape, norms) : chain_error<F>(roundings, total) + flushed;
     }
   });
 }
@@ -245,6 +253,11 @@ void linear_integer_sum(const LinearIntegerSum<F>& call, int threads) {
   const LinearShape shape = shape_of(call);
   if (call.rounding == LinearRounding::kFactors) {
     return add_factored<F>(call.a, call.g, call.factors, shape, call.out, threads);
+  }
+  if constexpr (std::is_same_v<F, float>) {
+    if (exact::by_bfloat(shape)) {
+      return exact::add_by_bfloat(call.a, call.g, call.factors, shape, call.out, threads);
+    }
   }
   add_integers<F>(call.a, call.g, call.factors, shape, {}, call.out, threads);
 }

@@ -22,6 +22,7 @@ bool has_amx() {
   constexpr long kRequest = 0x1023, kTileData = 18;             // ARCH_REQ_XCOMP_PERM
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kNeeded) != kNeeded) return false;
+  if (!__builtin_cpu_supports("avx512bf16")) return false;
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;

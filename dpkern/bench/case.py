@@ -55,6 +55,8 @@ class Facts:
         blind: inputs of which a sample's norm does not see every entry.
         from_above: names of results that are never below the true value (``result``, or
             ``result[1]`` of several): a norm that is too small would break the clipping bound.
+        looser: how many times the reference's such a result may be, if it bounds the roundings of
+            a kernel that is free to multiply otherwise; 1 if it is the reference's value.
         layouts: of tensors of which an op's own check asks more than the signature says.
         timed: sizes and arguments by the name of a benchmark: a word of ``SIZES``, and behind a
             comma the variant. They stand on top of ``usual``.
@@ -82,6 +84,7 @@ class Facts:
     samples: str = "B"
     blind: frozenset[str] = frozenset()
     from_above: frozenset[str] = frozenset()
+    looser: float = 1.0
     layouts: Mapping[str, str] = field(default_factory=dict)
     timed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)

@@ -32,7 +32,9 @@ FACTS = {
         timed={**GRADIENTS, **PERCEPTRON},
     ),
     "ghost.linear_sum": Facts(timed={**LAYERS, **PERCEPTRON}),
-    "ghost.linear_sum_error": Facts(rounded_alike=True, timed=GRADIENTS, from_above=ABOVE),
+    "ghost.linear_sum_error": Facts(
+        rounded_alike=True, timed=GRADIENTS, from_above=ABOVE, looser=12
+    ),
     "ghost.rounded_gradient": Facts(timed=GRADIENTS),
     "ghost.rounded_sum": Facts(
         timed={
