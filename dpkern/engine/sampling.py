@@ -235,9 +235,11 @@ class ShuffledSampler(PrivateBatchSampler):
     def _permutation(self, epoch: int) -> torch.Tensor:
         words = self._words(epoch)
         while True:
-            numbers, order = words.numbers(self.dataset_size).sort()
-            if not bool((numbers[1:] == numbers[:-1]).any()):
-                return order
+            numbers = words.numbers(self.dataset_size)
+            order = numbers.argsort()
+            ordered = numbers[order]
+            if not (ordered[1:] == ordered[:-1]).any():
+                return torch.from_numpy(order)
 
 
 def make_batches(

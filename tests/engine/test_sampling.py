@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import binom, chi2
@@ -213,22 +214,32 @@ def test_ties_are_drawn_again_from_new_words(monkeypatch: pytest.MonkeyPatch) ->
     assert len(batch.unique()) == 5
 
 
-@pytest.mark.parametrize("n", [20, 400])
+@pytest.mark.parametrize(("n", "listed", "third"), [(20, 2048, 9), (400, 2048, 9), (20, 0, 7)])
 def test_a_record_drawn_twice_stays_and_another_one_follows(
-    n: int, monkeypatch: pytest.MonkeyPatch
+    n: int, listed: int, third: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both with a list and with a mask."""
-    drawn: list[int] = []
-
-    def spy(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
-        drawn.append(blocks)
-        later = [n + 3, 3, 4 * n + 5] if len(drawn) == 1 else [9]
-        return words_of(*later)(stream, first_block=first_block, blocks=blocks)
-
-    monkeypatch.setattr(subsets, "keystream", spy)
+    """Those drawn first are taken, whatever their numbers. With a mask each round takes blocks of
+    its own."""
+    monkeypatch.setattr(subsets, "_LISTED", listed)
+    monkeypatch.setattr(subsets, "keystream", words_of(n + 3, 3, 4 * n + 5, 9, 2, *range(8)))
     words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
-    assert subsets.uniform_subset(words, n, 3).tolist() == [3, 5, 9]
-    assert drawn == [1, 1]
+    assert subsets.uniform_subset(words, n, 3).tolist() == [3, 5, third]
+
+
+def test_more_records_are_drawn_until_enough_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    draw = subsets._draws
+
+    def same(words: Any, records: int, most: int) -> Any:
+        rounds.append(most)
+        return draw(words, records, most) if len(rounds) == 3 else np.full(most, 7)
+
+    monkeypatch.setattr(subsets, "_draws", same)
+    words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
+    chosen = subsets.uniform_subset(words, 400, 5)
+    assert len(set(chosen.tolist())) == 5
+    assert 7 in chosen.tolist()
+    assert rounds == [13, 12, 12]
 
 
 def test_numbers_above_all_multiples_draw_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +265,8 @@ def test_subsets_of_every_way_are_uniform(n: int, size: int) -> None:
     # The same test notices subsets of which the least are kept after too many were drawn.
     words = subsets.Words(seeded().stream(Purpose.SAMPLING, 0))
     few = min(size, n - size)
-    kept = [subsets._draws(words, n, few + 1).unique()[:few] for _ in range(steps)]
-    biased = torch.bincount(torch.cat(kept), minlength=n).double()
+    kept = [np.unique(subsets._draws(words, n, few + 1))[:few] for _ in range(steps)]
+    biased = torch.bincount(torch.from_numpy(np.concatenate(kept)), minlength=n).double()
     assert uniformity(biased, steps, few / n, fixed=True) < ALPHA
 
 
