@@ -16,10 +16,18 @@ import triton.language as tl
 
 from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
-from .precision import SIXTEEN, WIDE, SumPrecision, direct_numbers, first, longest
+from .precision import (
+    CHUNK,
+    LEAST_CHUNK,
+    SIXTEEN,
+    WIDE,
+    SumPrecision,
+    direct_numbers,
+    first,
+    longest,
+)
 
 BLOCK = 1024  # partial sums in one step of bound_kernel
-_DEPTH = 64  # positions in a chunk of 16-bit products; half of them where threads load singly
 
 
 class Tile(NamedTuple):
@@ -37,12 +45,13 @@ def tile_of(operands: Operands, dtype: torch.dtype, tf32: bool = False) -> Tile:
     rows, columns = operands.rows, operands.columns
     if INTERPRETED:
         # Its time is that of the operations, not of their sizes.
-        most = Tile(128, 256, 256 if dtype is torch.float64 else _DEPTH, 4)
+        most = Tile(128, 256, 256 if dtype is torch.float64 else CHUNK, 4)
     elif dtype in SIXTEEN or tf32:
-        deep = _DEPTH if operands.wide and not tf32 else _DEPTH // 2
+        # Half of them where threads load singly.
+        deep = CHUNK if operands.wide and not tf32 else CHUNK // 2
         most = Tile(128, 128, deep, 8) if operands.wide else Tile(64, 64, deep, 8)
         # Short samples would leave a deep chunk half empty.
-        shortest = max(16, int(triton.next_power_of_2(operands.positions)))
+        shortest = max(LEAST_CHUNK, int(triton.next_power_of_2(operands.positions)))
         most = most._replace(depth=min(deep, shortest))
     elif dtype is torch.float32:
         most = Tile(64, 64, 16, 8)
@@ -241,7 +250,7 @@ def constants(
 
 def too_long(a: torch.Tensor, positions: int) -> str | None:
     """Return why not, if a 16-bit sample has more positions than its only pass allows."""
-    most = longest(_DEPTH if INTERPRETED else _DEPTH // 2)
+    most = longest(CHUNK if INTERPRETED else CHUNK // 2)
     if a.dtype in SIXTEEN and positions > most:
         return f"has 16-bit samples of up to {most} positions"
     return None
