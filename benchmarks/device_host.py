@@ -1,6 +1,6 @@
 """Count a private step's launches on a device that is not here, and time what the host does.
 
-    python -m benchmarks device-host [--json PATH]
+    TRITON_INTERPRET=1 python -m benchmarks device-host [--json PATH]
 
 The engine takes the ways that it takes on a device, with a driver that counts our launches and,
 once the first steps have run on emulated kernels, starts none: what is left is the host's work.
@@ -239,7 +239,8 @@ def markdown(
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
-        "Steps on devices are not replayed. `python -m benchmarks device-host` makes this file.",
+        "Steps on devices are not replayed. `TRITON_INTERPRET=1 python -m benchmarks device-host` "
+        "makes this file.",
         "",
         *_table(rows, columns),
     ]
