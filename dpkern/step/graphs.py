@@ -99,11 +99,11 @@ class UpdateGraph:
         self._recording: Recording | None = Recording(self._prepare, self._work, device)
 
     def finish(self, samples: int | None = None) -> None:
-        """Release the samples of the step and update its parameters (``DPStep.finish``).
+        """Release the step's samples and update its parameters (``DPStep.finish``).
 
         Args:
-            samples: how many rows of ``per_sample`` are samples; those behind become zeros. None:
-                all of them.
+            samples: how many rows of ``per_sample`` are samples; those behind become zeros. None
+                means all of them.
 
         Raises:
             PrivacyError: noise that would be used twice, or a key that is gone.
