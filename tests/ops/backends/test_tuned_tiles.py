@@ -125,23 +125,30 @@ def test_the_fastest_tile_of_the_same_bits_is_taken(monkeypatch: pytest.MonkeyPa
 def test_shares_of_a_sum_are_those_of_the_tile_that_ships(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped, shared = Tile(64, 64, 16, 8), []
+    shipped, grids = Tile(32, 32, 16, 4), []
     monkeypatch.setattr(weighted, "tile_of", lambda *_: shipped)
-    keep = weighted._add
+    monkeypatch.setattr(weighted, "_PROGRAMS", 8)  # so few that small tiles alone are enough
+    keep = weighted.launch
 
-    def add(*given: Any) -> None:
-        shared.append(given[-1])
-        keep(*given)
+    def launch(kernel: Any, grid: int, *given: Any, **constants: Any) -> None:
+        if "ROWS" in constants:
+            grids.append((grid, constants["ROWS"], constants["COLUMNS"], given[-1]))
+        keep(kernel, grid, *given, **constants)
 
-    monkeypatch.setattr(weighted, "_add", add)
+    monkeypatch.setattr(weighted, "launch", launch)
     timed(monkeypatch, 5)
-    a, g, out = whole(12, 32, 128), whole(12, 32, 128), torch.zeros(128, 128)
+    a, g, out = whole(12, 32, 64), whole(12, 32, 64), torch.zeros(64, 64)
     with testing.emulated("triton"):
         ghost.linear_sum(a, g, torch.ones(12), out, backend="triton")
-    assert set(shared) == {weighted.shares(operands.Operands.linear(a, g), shipped)}
+    splits, each = weighted.shares(operands.Operands.linear(a, g), shipped)
+    assert splits == 2
+    for grid, rows, columns, taken in grids:
+        assert taken == each
+        assert grid == splits * (64 // rows) * (64 // columns)
+    assert len(grids) == 6 + 1  # the best again: the timer here runs nothing
     assert torch.equal(out, torch.einsum("btp,btd->pd", g, a))
     (tile,) = json.loads(file.read_text())["tiles"].values()
-    assert tile == [32, 32, 16, 4, 3]
+    assert tile == [16, 16, 16, 4, 3]
 
 
 @pytest.mark.parametrize(
