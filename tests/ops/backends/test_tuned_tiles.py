@@ -128,6 +128,7 @@ def test_shares_of_a_sum_are_those_of_the_tile_that_ships(
     shipped, grids = Tile(32, 32, 16, 4), []
     monkeypatch.setattr(weighted, "tile_of", lambda *_: shipped)
     monkeypatch.setattr(weighted, "_PROGRAMS", 8)  # so few that small tiles alone are enough
+    monkeypatch.setattr(weighted, "_LEAST", 1)
     keep = weighted.launch
 
     def launch(kernel: Any, grid: int, *given: Any, **constants: Any) -> None:
@@ -137,9 +138,9 @@ def test_shares_of_a_sum_are_those_of_the_tile_that_ships(
 
     monkeypatch.setattr(weighted, "launch", launch)
     timed(monkeypatch, 5)
-    a, g, out = whole(12, 32, 64), whole(12, 32, 64), torch.zeros(64, 64)
+    a, g, out = whole(4, 16, 64), whole(4, 16, 64), torch.zeros(64, 64)
     with testing.emulated("triton"):
-        ghost.linear_sum(a, g, torch.ones(12), out, backend="triton")
+        ghost.linear_sum(a, g, torch.ones(4), out, backend="triton")
     splits, each = weighted.shares(operands.Operands.linear(a, g), shipped)
     assert splits == 2
     for grid, rows, columns, taken in grids:
