@@ -163,17 +163,17 @@ def test_shares_of_a_sum_are_those_of_the_tile_that_ships(
     ],
 )
 def test_a_damaged_file_is_refused(file: Path, damage: Any) -> None:
-    table = tuned.Table(str(file))
+    table = tuned.TileFile(str(file))
     table.remember("one", SHIPPED)
-    again = tuned.Table(str(file))
+    again = tuned.TileFile(str(file))
     again.remember("two", SHIPPED)
     table.remember("three", SHIPPED)  # what another process has put there stays
     assert sorted(json.loads(file.read_text())["tiles"]) == ["one", "three", "two"]
-    assert tuned.Table(str(file)).find("two", SHIPPED) == SHIPPED
-    assert tuned.Table(str(file)).find("two", SHIPPED._replace(depth=32)) is None
+    assert tuned.TileFile(str(file)).find("two", SHIPPED) == SHIPPED
+    assert tuned.TileFile(str(file)).find("two", SHIPPED._replace(depth=32)) is None
     file.write_text(damage(file.read_text()))
     with pytest.raises(InvalidInput, match="damaged, edited, or another file"):
-        tuned.Table(str(file))
+        tuned.TileFile(str(file))
 
 
 def test_a_recording_takes_no_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_a_recording_takes_no_time(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not file.exists()
     name = tuned.key("sum", given, kind, SHIPPED, "a device")
     best = SHIPPED._replace(stages=2)
-    tuned.Table(str(file)).remember(name, best)
+    tuned.TileFile(str(file)).remember(name, best)
     tuned._table.cache_clear()
     assert tuned.tile("sum", given, kind, SHIPPED, lambda _: pytest.fail("it ran")) == best
 

@@ -63,7 +63,7 @@ def candidates(shipped: Tile) -> list[Tile]:
     return list(dict.fromkeys(tried))
 
 
-class Table:
+class TileFile:
     """The tiles in a file: JSON, under a checksum.
 
     Args:
@@ -119,9 +119,9 @@ def _read(path: Path) -> dict[str, Tile]:
 
 
 @cache
-def _table() -> Table | None:
+def _table() -> TileFile | None:
     path = os.environ.get(VARIABLE)
-    return Table(path) if path else None
+    return TileFile(path) if path else None
 
 
 def key(op: str, operands: Operands, dtype: torch.dtype, shipped: Tile, on: str) -> str:
