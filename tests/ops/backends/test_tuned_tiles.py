@@ -159,6 +159,7 @@ def test_shares_of_a_sum_are_those_of_the_tile_that_ships(
         lambda text: text.replace("128", "256", 1),
         lambda text: "",
         lambda text: "[]",
+        lambda text: "[" * 100_000,
         lambda text: '{"sha256": "", "tiles": {"norm": "wide"}}',
     ],
 )

@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Tile]:
         tiles = whole["tiles"]
         sealed = whole["sha256"] == _digest(json.dumps(tiles, indent=1, sort_keys=True))
         found = {str(key): Tile(*map(int, tile)) for key, tile in tiles.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         sealed = False
     if not sealed:
         raise InvalidInput(
