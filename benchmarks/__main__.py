@@ -301,8 +301,9 @@ def device_host(
     torch.set_num_threads(1)
     rows = [launches.measured(name, rounds) for name in launches.MODELS]
     machine = this_machine() | {"cores": 1}
-    content = {"machine": machine, "run on a GPU": False, "rows": rows}
-    write(path or RESULTS / "device-host.json", content, launches.markdown(machine, rows))
+    steps = [launches.graphed(name, rounds) for name in launches.MODELS]
+    content = {"machine": machine, "run on a GPU": False, "rows": rows, "steps": steps}
+    write(path or RESULTS / "device-host.json", content, launches.markdown(machine, rows, steps))
 
 
 def default(name: str, whole: bool) -> Path | None:

@@ -1,6 +1,6 @@
 """Count a private step's launches on a device that is not here, and time what the host does.
 
-    python -m benchmarks device-host [--json PATH]
+    TRITON_INTERPRET=1 python -m benchmarks device-host [--json PATH]
 
 The engine takes the ways that it takes on a device, with a driver that counts our launches and,
 once the first steps have run on emulated kernels, starts none: what is left is the host's work.
@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpkern
+from dpkern.ops import update
+from dpkern.step import graphs as step_graphs
 
 from .gpu_models import Decoder, VisionTransformer
 from .step_models import ResNet
@@ -141,8 +143,95 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def markdown(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Return the table."""
+class Recording:
+    """A recording of a ``graphs.UpdateGraph``, of which the driver has seen every launch.
+
+    A replay would be one launch for all of them.
+    """
+
+    def __init__(self, prepare: Callable[[], Any], work: Callable[[], Any], _: Any) -> None:
+        self.held, self.results = prepare(), 0
+        work()
+
+    def replay(self) -> None:
+        """Start nothing."""
+
+    def close(self) -> None:
+        """Forget nothing."""
+
+
+def graphed(name: str, rounds: int) -> dict[str, Any]:
+    """Return launches and host time of a step of explicit gradients, one by one and as a graph."""
+    from dpkern.ops.backends import cuda
+    from dpkern.ops.backends._start import Device
+    from tests.engine.device_path import Driver
+
+    torch.manual_seed(0)
+    driver, shapes = Driver(), [p.shape for p in MODELS[name].build().parameters()]
+    mechanism = dpkern.mechanisms.DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)
+    driver.starts = False
+    with driver.on():
+        one, whole = (
+            dpkern.DPStep(
+                mechanism,
+                [torch.zeros(shape) for shape in shapes],
+                expected_batch_size=ROWS,
+                sample_rate=0.1,
+                optimizer=update.AdamW(lr=1e-3),
+                unsafe_seed=1,
+            )
+            for _ in range(2)
+        )
+        given = [torch.randn(ROWS, *shape) for shape in shapes]
+        before = step_graphs.Recording, step_graphs._on_device, cuda._loaded
+        on = Device(driver, "cuda", "cpu", lambda *_: None)
+        step_graphs.Recording = Recording  # type: ignore[assignment,misc]
+        step_graphs._on_device, cuda._loaded = lambda _: True, lambda: on
+        try:
+            graph = step_graphs.UpdateGraph(whole, given)
+        finally:
+            step_graphs.Recording, step_graphs._on_device, cuda._loaded = before  # type: ignore[misc]
+        recorded = driver.launches.total()
+        driver.launches.clear()
+
+        def explicit() -> None:
+            one.add(given)
+            one.finish()
+
+        explicit()
+        launches = driver.launches.total()
+        driver.launches.clear()
+        times = [(_time(explicit), _time(graph.finish)) for _ in range(rounds)]
+    explicit_us, graph_us = (1e6 * statistics.median(each) for each in zip(*times, strict=True))
+    return {
+        "model": MODELS[name].title,
+        "parameters": len(shapes),
+        "launches": launches,
+        "us": explicit_us,
+        "recorded": recorded,
+        "us as a graph": graph_us,
+    }
+
+
+def _time(run: Callable[[], Any]) -> float:
+    started = time.thread_time()
+    run()
+    return time.thread_time() - started
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = (row[key] for key in columns)
+        texts = (f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells)
+        lines.append("| " + " | ".join(texts) + " |")
+    return lines
+
+
+def markdown(
+    machine: dict[str, Any], rows: list[dict[str, Any]], steps: list[dict[str, Any]]
+) -> str:
+    """Return the tables."""
     columns = [key for key in rows[0] if key != "kernels"]
     lines = [
         "# Launches and host time of a step on a device",
@@ -150,17 +239,22 @@ def markdown(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
-        "Steps on devices are not replayed. `python -m benchmarks device-host` makes this file.",
+        "Steps on devices are not replayed. `TRITON_INTERPRET=1 python -m benchmarks device-host` "
+        "makes this file.",
         "",
-        "| " + " | ".join(columns) + " |",
-        "|" + "---|" * len(columns),
+        *_table(rows, columns),
     ]
-    for row in rows:
-        cells = (row[key] for key in columns)
-        texts = (f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells)
-        lines.append("| " + " | ".join(texts) + " |")
     lines += ["", "Kernels of a step:", ""]
     for row in rows:
         counted = ", ".join(f"{n} {name}" for name, n in row["kernels"].items())
         lines.append(f"- {row['model']}: {counted}")
+    lines += [
+        "",
+        "## Explicit gradients",
+        "",
+        "`DPStep.add` and `finish` of per-sample gradients with the shapes of these models, and "
+        "the same as a `graphs.UpdateGraph`, whose recorded kernels a device starts at one launch.",
+        "",
+        *_table(steps, list(steps[0])),
+    ]
     return "\n".join(lines) + "\n"

@@ -37,9 +37,9 @@ CONV = {"block": (256, 64, 64, 32), "last": (256, 512, 512, 4)}
 @contextmanager
 def tile(shape: tuple[int, int, int, int, int]) -> Iterator[None]:
     """Let products run in this tile."""
-    from dpkern.ops.backends._triton import direct, weighted
+    from dpkern.ops.backends._triton import direct, tuned, weighted
 
-    chosen = direct.Tile(*shape)
+    chosen = tuned.Tile(*shape)
     before = direct.tile_of, weighted.tile_of
     direct.tile_of = weighted.tile_of = lambda *_: chosen  # type: ignore[assignment]
     try:

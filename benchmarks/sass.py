@@ -29,7 +29,7 @@ GPUS = ("h100", "h200")
 VALUES_ARCH = 90
 PRODUCTS = (
     r"^(linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?"
-    r"|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
+    r"|linear_norm-vit-gram|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
 )
 """Calls of products at real shapes (``tests/ops/backends/triton_calls.py``)."""
 _SIZES = {"bfloat16": 2, "float32": 4}
@@ -131,11 +131,13 @@ def product_row(report: Row) -> Row:
     """Return one form's row."""
     constants, loop = report["constants"], report["loop"]
     dtype = report["call"].rsplit("-", 1)[-1]
-    sides = constants["ROWS"], constants["COLUMNS"]
+    side = constants.get("SIDE")  # of a Gram matrix's tile, whose rows are columns on the diagonal
+    sides = (side, side) if side else (constants["ROWS"], constants["COLUMNS"])
     threads = 32 * report["warps"]
     shared = max(report["shared"], report["dynamic_shared"])
     flops = 2.0 * sides[0] * sides[1] * constants["DEPTH"]
-    traffic = sum(sides) * constants["DEPTH"] * _SIZES[dtype]
+    loaded = side if constants.get("DIAGONAL") else sum(sides)
+    traffic = loaded * constants["DEPTH"] * _SIZES[dtype]
     gpu = Gpu.load(GPUS[-1])
     wide = "fp64" in loop["pipes"]  # the pass that is made again in float64
     tensor = "tensor" in loop["pipes"] and not wide
@@ -144,7 +146,7 @@ def product_row(report: Row) -> Row:
     cycles, pipe = gpu.cycles(loop["pipes"], on_tensor_cores)
     by_pipes, by_cache = flops / threads / cycles * gpu.clocks, flops / traffic * L2
     return {
-        "call": report["call"],
+        "call": report["call"] + (", on the diagonal" if constants.get("DIAGONAL") else ""),
         "kernel": report["kernel"],
         "triton": report["triton"],
         "products": "float64" if wide else "TF32" if rounded else dtype,

@@ -3,14 +3,14 @@
 A way's time is its products at the speed of a product, plus its traffic at the speed of a copy:
 
     materialize   F / K + (held + r G) / W        the product; gradients stored and read again
-    norm alone    (N + F) / R + 2 held / W        a norm, then one weighted product for the sum
+    norm alone    N + F / R + 2 held / W          a norm, then one weighted product for the sum
 
-with ``F = 2 B T P`` FLOPs of a product (B samples, T positions, P entries of a gradient), N those
-of the norm, ``held`` bytes of operands and G bytes of gradients. Gradients of linear layers are the
-library's batched product, at speed K, and are stored and read for the norm and for the sum (r = 3),
-in 16 bits where operands are bfloat16. Those of convolutions are ours, whose product takes the norm
-as well (r = 2), and a copy of the input with its channels innermost is made and read. Nothing
-overlaps here, which makes materialized gradients look slower than they are.
+with ``F = 2 B T P`` FLOPs of a product (B samples, T positions, P entries of a gradient), N seconds
+of the norm's products, ``held`` bytes of operands and G bytes of gradients. Gradients of linear
+layers are the library's batched product, at speed K, and are stored and read for the norm and for
+the sum (r = 3), in 16 bits where operands are bfloat16. Those of convolutions are ours, whose
+product takes the norm as well (r = 2), and a copy of the input with its channels innermost is made
+and read. Nothing overlaps here, which makes materialized gradients look slower than they are.
 
 Our products on tensor cores are bound by what the second-level cache gives them: a tile of r rows
 and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads.
@@ -43,9 +43,11 @@ DOUBLE_PRODUCTS = 10e12
 BANDWIDTH = 4.3e12
 """Bytes per second of a copy."""
 MULTIPLE = 16
-"""Channels of a group, at whose multiples convolutions load 16 bytes at a time."""
+"""Channels of a group, at whose multiples threads load 16 bytes at a time."""
+WIDENED = 1024
+"""Output features from which on rows are filled up to such a multiple."""
 GRAM_POSITIONS = 64
-"""The most positions whose Gram matrices a device kernel holds."""
+"""The most positions whose Gram matrices a program holds; of more it holds a tile."""
 MEMORY_SHARE = 4
 """Materialized gradients may take one part in so many of the device's memory."""
 
@@ -56,7 +58,7 @@ class Work:
 
     Attributes:
         product: FLOPs of the product that makes the gradients, or their weighted sum.
-        norm: FLOPs of the norm where the gradients are not materialized.
+        norm: seconds of the norm's products where the gradients are not materialized.
         held: bytes that a way reads of the operands, and of the copy that it makes of them.
         gradients: bytes of the materialized gradients.
         speed: FLOP/s of our products.
@@ -84,13 +86,11 @@ class Work:
         batch, positions, d = record.a.shape
         p = int(record.g.shape[2])
         product = 2.0 * batch * positions * d * p
-        norm = product
-        if positions <= GRAM_POSITIONS:
-            norm = min(product, 2.0 * batch * positions**2 * (d + p))
         # Operands of two types are widened before their product.
         dtype = record.g.dtype if record.a.dtype is record.g.dtype else record.dtype
         speed = _speed(dtype, p, d)
         library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
+        norm = batch * min(product / batch / speed, _gram(positions, d, p, dtype, speed))
         sizes = record.held_bytes, record.gradient_bytes // (2 if record.rounded else 1)
         return cls(product, norm, *sizes, speed, library, 3)
 
@@ -106,7 +106,8 @@ class Work:
         speed = _speed(dtype, rows, columns, wide=wide)
         keeping = _speed(dtype, rows, columns, wide=wide, tf32=tf32_convolutions())
         held = record.held_bytes + (2 * record.x.nbytes if copied else 0)
-        return cls(product, product, held, record.gradient_bytes, speed, keeping, 2)
+        norm = product / speed
+        return cls(product, norm, held, record.gradient_bytes, speed, keeping, 2)
 
     @property
     def materialized(self) -> float:
@@ -117,7 +118,7 @@ class Work:
     @property
     def norm_alone(self) -> float:
         """Seconds of a norm and a weighted product."""
-        return (self.norm + self.product) / self.speed + 2 * self.held / BANDWIDTH
+        return self.norm + self.product / self.speed + 2 * self.held / BANDWIDTH
 
     @property
     def reread(self) -> float:
@@ -128,6 +129,20 @@ class Work:
     def summed(self) -> float:
         """Seconds of the weighted product alone."""
         return self.product / self.speed + self.held / BANDWIDTH
+
+
+def _gram(positions: int, d: int, p: int, dtype: torch.dtype, speed: float) -> float:
+    """Return the seconds of one sample's Gram matrices; infinite where they are not used."""
+    if positions <= GRAM_POSITIONS:
+        return 2.0 * positions**2 * (d + p) / speed
+    if dtype.itemsize != 2 or d % MULTIPLE or (p % MULTIPLE and p < WIDENED):
+        return math.inf
+    tiles = -(-positions // SIDE)
+    products = 2.0 * (tiles * (tiles + 1) // 2) * SIDE**2 * (d + p)
+    if products >= 2.0 * positions * d * p:
+        return math.inf
+    loaded = tiles * positions * (d + p) * dtype.itemsize
+    return max(products / LIBRARY[dtype], loaded / CACHE)
 
 
 def _speed(

@@ -1,13 +1,14 @@
-"""Record the update of a private step once as a CUDA graph, and replay it at every step.
+"""Record a private step once as a CUDA graph, and replay it at every step.
 
-Noise must be fresh at every replay, so whatever depends on the step is read from a step counter in
-device memory, which the graph's last node advances. Recording runs nothing: it releases nothing.
-Not yet run on a GPU.
+What is recorded is the update, or all that comes after per-sample gradients at fixed places: norms,
+clip factors and sums as well. Noise must be fresh at every replay, so whatever depends on the step
+is read from a step counter in device memory, which the graph's last node advances. Recording runs
+nothing: it releases nothing. Not yet run on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Purpose
 from ..ops import update
 from ..ops.backends import cuda
 from . import sums as summing
+from .checks import check_per_sample
 from .noise import noise_of
 from .step import DPStep
 
@@ -43,7 +46,7 @@ class Recording:
         with torch.cuda.stream(stream):
             self._held = prepare()
         with torch.cuda.graph(self._graph, stream=stream):
-            self._results = work()
+            self.results = work()
 
     def replay(self) -> None:
         """Run the work on the current stream."""
@@ -52,11 +55,14 @@ class Recording:
     def close(self) -> None:
         """Forget the work and everything that it holds."""
         self._graph.reset()
-        self._held = self._results = None
+        self._held = self.results = None
 
 
 class UpdateGraph:
     """A CUDA graph of ``DPStep.finish``: noise, rule and step count, without Python launches.
+
+    With ``per_sample`` it is one of ``DPStep.add`` as well: these gradients are normed, clipped and
+    summed in the same graph, onto what was added to the step before.
 
     The parameters, their optimizer state, the rule's numbers, the noise scales and the key become
     part of the graph: where one of them changes, ``finish`` refuses, and a new graph is needed. SGD
@@ -65,15 +71,20 @@ class UpdateGraph:
 
     Args:
         step: a private step on a CUDA device, with an ``optimizer`` and with noise.
+        per_sample: contiguous gradients ``[B, *shape]``, one tensor per parameter, which are
+            filled anew before every ``finish``; None records the update alone.
 
     Raises:
-        InvalidInput: a step whose update cannot be recorded.
+        InvalidInput: a step whose update, or whose clipping, cannot be recorded.
         BackendError: no CUDA kernels on this machine.
     """
 
-    def __init__(self, step: DPStep) -> None:
+    def __init__(self, step: DPStep, per_sample: Sequence[torch.Tensor] | None = None) -> None:
         rule, state = _recordable(step)
+        if per_sample is not None:
+            _check_clipped(step, per_sample)
         self.step = step
+        self.per_sample = None if per_sample is None else list(per_sample)
         self._rule, self._plan, self._state = rule, step.plan, state
         device = step.params[0].device
         # Zeros of the widest dtype of sums: physical batches of any number fit.
@@ -87,19 +98,34 @@ class UpdateGraph:
         self._steps = step.steps
         self._recording: Recording | None = Recording(self._prepare, self._work, device)
 
-    def finish(self) -> None:
-        """Release the samples added to the step and update its parameters (``DPStep.finish``).
+    def finish(self, samples: int | None = None) -> None:
+        """Release the step's samples and update its parameters (``DPStep.finish``).
+
+        Args:
+            samples: how many rows of ``per_sample`` are samples; those behind become zeros. None
+                means all of them.
 
         Raises:
             PrivacyError: noise that would be used twice, or a key that is gone.
             InvalidInput: something that the graph holds has changed. Nothing is released.
         """
         recording = self._check()
+        most = len(self.per_sample[0]) if self.per_sample is not None else 0
+        if samples is not None:
+            check.integer(0, most, samples=samples)
+            for gradient in self.per_sample or ():
+                gradient[samples:].zero_()
         # The ledger is written before anything runs.
-        sums = self.step._begin(list(self.step._accumulators(0)))
-        for mine, theirs in zip(self._sums, sums, strict=True):
-            mine.copy_(theirs)
+        if self.per_sample is not None and self.step.sums is None:
+            self.step._begin([])
+            torch._foreach_zero_(self._sums)
+        else:
+            sums = self.step._begin(list(self.step._accumulators(0)))
+            for mine, theirs in zip(self._sums, sums, strict=True):
+                mine.copy_(theirs)
         recording.replay()
+        if self.per_sample is not None:
+            self.step._nonfinite = self.step._nonfinite + recording.results
         increment_version(self.step.params)
         self._state.steps += 1
         self._steps = self.step.steps
@@ -133,17 +159,26 @@ class UpdateGraph:
         }
 
     def _prepare(self) -> Any:
-        return cuda.prepare_update(self.step.params, list(self._sums), **self._arguments())
+        update_needs = cuda.prepare_update(self.step.params, list(self._sums), **self._arguments())
+        if self.per_sample is None:
+            return update_needs
+        return update_needs, cuda.prepare_clip(
+            self.per_sample, self._sums, **summing.clip_arguments(self.step.plan)
+        )
 
     def _work(self) -> Any:
         wanted = self.step.backend or "cuda"
-        bad = update.step(self.step.params, list(self._sums), backend=wanted, **self._arguments())
+        nonfinite: Any = 0
+        if self.per_sample is not None:
+            clipped = summing.clipped(self.per_sample, self.step.plan, self._sums, wanted)
+            nonfinite = clipped.nonfinite
+        update.step(self.step.params, list(self._sums), backend=wanted, **self._arguments())
         update.advance(self._step_counter, rule=self._rule)
-        return bad
+        return nonfinite
 
     def _places(self) -> list[int]:
         buffers = [b for group in self._state.buffers.values() for b in group]
-        return [t.data_ptr() for t in (*self.step.params, *buffers)]
+        return [t.data_ptr() for t in (*self.step.params, *buffers, *(self.per_sample or ()))]
 
     def _check(self) -> Recording:
         step, noise = self.step, self._noise
@@ -173,7 +208,8 @@ class UpdateGraph:
             "optimizer": step.optimizer != self._rule,
             "mechanism": step.plan is not self._plan,
             "shards": step.shards is not None,
-            "memory of parameters or optimizer state": self._places() != self._addresses,
+            "audit": self.per_sample is not None and step.watched,
+            "memory of parameters, optimizer state or gradients": self._places() != self._addresses,
         }
         names = [name for name, differs in changed.items() if differs]
         if names:
@@ -184,6 +220,35 @@ class UpdateGraph:
                 remedy="Close this graph and make a new one after the change.",
             )
         return self._recording
+
+
+def _check_clipped(step: DPStep, per_sample: Sequence[torch.Tensor]) -> None:
+    """Check that gradients at these places can be clipped in a graph.
+
+    Raises:
+        InvalidInput: gradients that do not fit, or a step that clips them otherwise.
+    """
+    plan = step.plan
+    check_per_sample(per_sample, step.params, plan, released=False)
+    problems = {
+        "clipping by groups, for which the host waits": plan.clipping == "group",
+        "gradients that are needed unclipped": plan.needs_raw,
+        "several processes": step._reduce is not None,
+        "an audit that sees the sums": step.watched,
+        "parameters of several dtypes": len({p.dtype for p in step.params}) > 1,
+        "gradients of float16": per_sample[0].dtype is torch.float16,
+        "gradients of several dtypes": len({g.dtype for g in per_sample}) > 1,
+        "gradients that are not contiguous": not all(g.is_contiguous() for g in per_sample),
+        "no room for a sample": not len(per_sample[0]),
+    }
+    found = [name for name, holds in problems.items() if holds]
+    if found:
+        raise InvalidInput(
+            "per_sample",
+            expected="contiguous gradients of one dtype that a graph can clip",
+            got=", ".join(found),
+            remedy="Add them with DPStep.add, and record the update alone.",
+        )
 
 
 def _recordable(step: DPStep) -> tuple[update.Rule, update.State]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -80,18 +81,20 @@ def clipped(
     """Clip and sum explicit gradients by the plan, onto ``out`` if given."""
     if plan.clipping == "group":
         return _clipped_by_group(per_sample, plan, out, backend)
+    return clip.clip_sum(per_sample, **clip_arguments(plan), out=out, backend=backend)
+
+
+def clip_arguments(plan: Plan) -> dict[str, Any]:
+    """Return the arguments of ``clip_sum`` by which a plan clips, unless it does so by group."""
     bounds = [min(bound, _NO_CLIPPING) for bound in plan.bounds]
     per_layer = plan.clipping == "per_layer"
-    return clip.clip_sum(
-        per_sample,
-        bounds if per_layer else bounds[0],
-        p=plan.p,
-        style=plan.clipping,
-        arithmetic=plan.arithmetic,
-        unit=_units(plan, range(len(bounds)), each=per_layer),
-        out=out,
-        backend=backend,
-    )
+    return {
+        "max_grad_norm": bounds if per_layer else bounds[0],
+        "p": plan.p,
+        "style": plan.clipping,
+        "arithmetic": plan.arithmetic,
+        "unit": _units(plan, range(len(bounds)), each=per_layer),
+    }
 
 
 def _units(plan: Plan, indices: Sequence[int], *, each: bool) -> float | list[float] | None:

@@ -22,6 +22,11 @@ def test_launches_are_counted_and_kernels_not_timed(one_thread_of_torch: None) -
     assert row["kernels"]["update_tile_kernel"] == 1  # for all parameters together
     assert 0 < row["launches"] <= 3 * row["parameters"]
     assert row["private us"] > row["plain us"] > 0
-    table = device_host.markdown({"dpkern": "0", "torch": "0", "processor": "some"}, [row])
+    step = device_host.graphed("lstm", rounds=3)
+    assert 0 < step["recorded"] <= 8  # advance, beside those of a step
+    assert step["launches"] == step["recorded"] - 1
+    assert min(step["us as a graph"], step["us"]) > 0
+    machine = {"dpkern": "0", "torch": "0", "processor": "some"}
+    table = device_host.markdown(machine, [row], [step])
     assert "not yet run on a GPU" in table
     assert f"| {row['launches']} |" in table

@@ -22,7 +22,8 @@ ROUNDING = 2e-5
 FLOOR = 2.4e-5
 """Of the operands' norms: how far a norm may lie above a much smaller one, where sums are made in
 float32 in chunks of 64 (docs/ghost.md)."""
-SHAPES = ((3, 1, 17, 30), (3, 7, 64, 100), (2, 40, 130, 20), (4, 130, 33, 16), (40, 33, 5, 3))
+SHAPES = ((3, 1, 17, 30), (3, 7, 64, 100), (2, 40, 130, 20), (4, 130, 33, 16), (40, 33, 5, 3),
+          (2, 260, 48, 32))  # fmt: skip
 CASES = {
     "stem": square(2, (3, 16), 16, 3),
     "stride-2": square(2, (16, 32), 10, 3, stride=2),
@@ -152,6 +153,43 @@ def test_cancelling_norms_are_never_below_the_exact_square(
 
 def _floors(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return FLOOR * a.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("positions", [65, 128, 129, 300])
+def test_tiles_of_gram_matrices_decide_long_samples(positions: int) -> None:
+    """No sample of theirs is left to the direct way, and none is below its exact square."""
+    pytest.importorskip("triton")
+    from dpkern.ops.backends._triton import direct
+
+    left: list[torch.Tensor] = []
+
+    def norms(_: Any, done: torch.Tensor, highs: torch.Tensor) -> torch.Tensor:
+        left.append(done)
+        return highs
+
+    with pytest.MonkeyPatch.context() as patch, testing.emulated("triton"):
+        patch.setattr(direct, "norms", norms)
+        for dtype in TYPES:
+            a, g = (x.to(dtype) for x in _operands(3, positions, 32, 48))
+            squares = ghost.linear_norm(a, g, route="gram", backend="triton")
+            _from_above(squares, _gradients(a, g).square().sum((1, 2)), 2e-3)
+    assert torch.cat(left).tolist() == [[1]] * 6
+
+
+def test_norms_by_gram_matrices_hold_for_what_a_weighted_sum_adds() -> None:
+    """Rows of one length, at right angles: the sum's bound, which the matrices do not show."""
+    pytest.importorskip("triton")
+    from dpkern.ops.backends._triton import precision
+
+    positions = 64
+    a = torch.eye(positions).bfloat16()[None]
+    kind = precision.first(torch.bfloat16)
+    lost = (kind.chunk(64) + kind.gamma(4)) * positions  # of a norm of 8
+    with testing.emulated("triton"):
+        for rows in (positions, 2 * positions):
+            x = torch.cat((a, torch.zeros(1, rows - positions, positions).bfloat16()), 1)
+            square = ghost.linear_norm(x, x, route="gram", backend="triton")
+            assert square.sqrt() >= positions**0.5 + lost
 
 
 def test_a_norm_on_tensor_cores_is_made_in_one_pass() -> None:

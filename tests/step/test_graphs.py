@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from dpkern import DPStep, InvalidInput, PrivacyError
+from dpkern import BackendError, DPStep, InvalidInput, PrivacyError
+from dpkern.base import dispatch
 from dpkern.ops import testing, update
+from dpkern.ops.backends import _launch_clip, _tables, cuda
 from dpkern.privacy.mechanisms import DPSGD
 from dpkern.step import graphs
 
@@ -29,10 +32,11 @@ class Replayed:
         self, prepare: Callable[[], Any], work: Callable[[], Any], device: torch.device
     ) -> None:
         self.work: Callable[[], Any] | None = work
+        self.results: Any = None
 
     def replay(self) -> None:
         assert self.work is not None
-        self.work()
+        self.results = self.work()
 
     def close(self) -> None:
         self.work = None
@@ -126,6 +130,139 @@ def test_the_ledger_is_written_before_anything_runs(monkeypatch: pytest.MonkeyPa
         graph.finish()  # the step's noise may be out already
 
 
+def places(step: DPStep, rows: int = 4) -> list[torch.Tensor]:
+    """Return room for gradients, with what must never be read in it."""
+    return [torch.full((rows, *p.shape), torch.nan, device=p.device) for p in step.params]
+
+
+def clipped_in_graph(
+    plain: DPStep, recorded: DPStep, rule: str, given: list[torch.Tensor]
+) -> graphs.UpdateGraph:
+    """Compare four steps: whole batches, two physical batches, an empty draw, a bad sample."""
+    graph = graphs.UpdateGraph(recorded, given)
+    for number, samples in enumerate((None, 3, 0, 2)):
+        made, used = batch(plain, number), 4 if samples is None else samples
+        if number == 3:
+            made[0][1, 0, 0] = torch.inf
+        for mine, theirs in zip(given, made, strict=True):
+            mine.copy_(theirs)
+        if number == 1:
+            for step in (plain, recorded):
+                step.add(batch(step, 7))
+        plain.add([gradient[:used] for gradient in made])
+        plain.finish()
+        graph.finish(samples)
+        for mine, theirs in zip(recorded.params, plain.params, strict=True):
+            bits = "adam" not in rule and plain.plan.arithmetic == "exact"
+            limit = 0.0 if bits else 1e-5  # float sums of padded batches add zeros elsewhere
+            torch.testing.assert_close(mine, theirs, rtol=limit, atol=limit)
+    assert recorded.steps == plain.steps == 4
+    assert recorded.nonfinite == plain.nonfinite == 1
+    assert recorded.words == plain.words
+    assert recorded.epsilon_if_seed_secret(1e-5) == plain.epsilon_if_seed_secret(1e-5)
+    assert recorded.sums is None
+    return graph
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_norms_factors_and_sums_are_part_of_a_graph(
+    rule: str, arithmetic: str, backend: str
+) -> None:
+    if backend == "cuda" and isinstance(reason := testing.emulation(backend), str):
+        pytest.skip(f"{backend} {reason}")
+    plain, recorded = (made(rule, arithmetic, backend=backend) for _ in range(2))
+    clipped_in_graph(plain, recorded, rule, places(recorded))
+
+
+@pytest.mark.usefixtures("replayed")
+def test_what_a_graph_cannot_clip_is_refused() -> None:
+    step = made()
+    with pytest.raises(InvalidInput, match="a list of 2 tensors"):
+        graphs.UpdateGraph(step, places(step)[:1])
+    with pytest.raises(InvalidInput, match="not contiguous"):
+        graphs.UpdateGraph(step, [torch.zeros(4, 30, 40).mT, torch.zeros(4, 30)])
+    with pytest.raises(InvalidInput, match="no room"):
+        graphs.UpdateGraph(step, places(step, 0))
+    mechanism = DPSGD(
+        noise_multiplier=1.0, max_grad_norm=(1.0, 1.0), clipping="group", groups=(0, 1)
+    )
+    grouped = DPStep(
+        mechanism, step.params, expected_batch_size=4, sample_rate=0.1, optimizer=RULES["sgd"]
+    )
+    with pytest.raises(InvalidInput, match="by groups"):
+        graphs.UpdateGraph(grouped, places(step))
+    given = places(step)
+    graph = graphs.UpdateGraph(step, given)
+    for samples in (-1, 5, 1.5):
+        with pytest.raises(InvalidInput, match="samples"):
+            graph.finish(samples)  # type: ignore[arg-type]
+    given[0].data = torch.zeros_like(given[0])
+    with pytest.raises(InvalidInput, match="recorded"):
+        graph.finish()
+    assert step.steps == step.ledger.steps == 0
+
+
+class Recorded(Replayed):
+    """Records with the emulated kernels: their launches are counted and none is started.
+
+    Attributes:
+        made: all recordings.
+        launches: kernels of the recorded work.
+    """
+
+    made: ClassVar[list[Recorded]] = []
+
+    def __init__(
+        self, prepare: Callable[[], Any], work: Callable[[], Any], device: torch.device
+    ) -> None:
+        super().__init__(prepare, work, device)
+        self.made.append(self)
+        self.held = prepare()
+        self.launches: Counter[str] = Counter()
+        started: list[Any] = []
+
+        def start(launcher: Any, kernel: Any, *arguments: Any) -> int:
+            started.append(kernel.name)
+            return 0
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cuda.ModuleLauncher, "start", start)
+            patch.setattr(_tables._device, "capturing", lambda _: True)
+            work()
+        self.launches.update(started)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_a_whole_step_of_gradients_is_one_graph_of_few_launches(
+    arithmetic: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Nothing that it reads is copied while it is recorded, and a replay starts nothing itself."""
+    module = cuda._emulated()
+    if isinstance(module, str):
+        pytest.skip(module)
+    on = cuda.emulated_device(module)
+    monkeypatch.setattr(cuda, "_loaded", lambda: on)
+    monkeypatch.setattr(graphs, "Recording", Recorded)
+    monkeypatch.setattr(graphs, "_on_device", lambda param: True)
+    monkeypatch.setitem(dispatch.PREFERENCE, "cpu", ("cuda", "reference"))
+    update.advance.forget()
+    request.addfinalizer(update.advance.forget)
+    with testing.emulated("cuda"):
+        plain, recorded = (made("momentum", arithmetic, backend="cuda") for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_launch_clip, "prepare", lambda *_: None)
+            with pytest.raises(BackendError, match="new addresses"):
+                graphs.UpdateGraph(recorded, places(recorded))
+        clipped_in_graph(plain, recorded, "momentum", places(recorded))
+    launches = Recorded.made[-1].launches
+    kernels = ["power_kernel", "factor_kernel", "sum_kernel", "update_tile_kernel"]
+    repaired = ["repair_kernel"] if arithmetic == "exact" else []
+    assert launches == Counter([*kernels, *repaired, "advance_kernel"])
+
+
 def _changed_rate(step: DPStep) -> None:
     assert isinstance(step.optimizer, update.SGD)
     step.optimizer = replace(step.optimizer, lr=0.2)
@@ -196,6 +333,14 @@ def test_recorded_on_a_device(rule: str, arithmetic: str) -> None:
     plain, recorded = (made(rule, arithmetic, "cuda", backend="cuda") for _ in range(2))
     with graphs.UpdateGraph(recorded) as graph:
         compared(rule, plain, recorded, graph.finish)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_clipped_in_a_graph_on_a_device(arithmetic: str) -> None:
+    plain, recorded = (made("momentum", arithmetic, "cuda", backend="cuda") for _ in range(2))
+    clipped_in_graph(plain, recorded, "momentum", places(recorded)).close()
 
 
 @pytest.mark.gpu

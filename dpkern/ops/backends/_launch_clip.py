@@ -46,11 +46,7 @@ def _run(
     exact = arithmetic in _SUMS
     with _device.guard(device) as cuda:
         held = [part.contiguous() for part in request.tensors]
-        columns = [math.prod(part.shape[1:]) for part in held]
-        rows, _kept = _tables.row_list(held, columns, batch, sums)
-        bounds = np.zeros(count, _tables.dtype(layouts.CLIP_BOUND))
-        bounds["max_norm"], bounds["unit_bound"] = request.max_norms, request.unit_bounds
-        bounds["per_unit"] = 1.0 if per_units is None else per_units
+        rows, _kept, bounds = _tables_of(request, held, sums, per_units)
         norms = torch.zeros(batch, count, dtype=torch.float64, device=device)
         room = _device.Workspace(table.clip_rooms(rows, arithmetic, value), device)
         how = _tables.one(
@@ -59,7 +55,7 @@ def _run(
             p=request.p,
             has_sums=arithmetic is not Arithmetic.norm_only,
             exact=exact,
-            bounds=_tables.device_table(bounds, device).data_ptr(),
+            bounds=bounds.data_ptr(),
             norms=norms.data_ptr(),
             factors=room["factors"],
             powers=room["powers"],
@@ -88,6 +84,34 @@ def _run(
         if exact:
             on.start(table.REPAIR, types, cuda, all=rows, clip=how)
     return norms
+
+
+def _tables_of(
+    request: clip.ClipRequest,
+    held: Tensors,
+    sums: Tensors,
+    per_units: Sequence[float] | None,
+) -> tuple[_tables.Table, torch.Tensor, torch.Tensor]:
+    """Return ``Rows``, and the tables of rows and bounds in device memory."""
+    bounds = np.zeros(len(held), _tables.dtype(layouts.CLIP_BOUND))
+    bounds["max_norm"], bounds["unit_bound"] = request.max_norms, request.unit_bounds
+    bounds["per_unit"] = 1.0 if per_units is None else per_units
+    columns = [math.prod(part.shape[1:]) for part in held]
+    rows, tasks = _tables.row_list(held, columns, request.batch_size, sums)
+    return rows, tasks, _tables.device_table(bounds, held[0].device)
+
+
+def prepare(request: clip.ClipRequest, out: Tensors) -> Any:
+    """Copy whatever ``clip_sum`` onto ``out`` needs, so that a CUDA graph may record its launches.
+
+    The result must live as long as the graph.
+    """
+    with _device.guard(request.tensors[0].device):
+        return _tables_of(request, request.tensors, out, _per_units(request))
+
+
+def _per_units(request: clip.ClipRequest) -> list[float]:
+    return [1.0 / unit for unit in request.units]
 
 
 def add_rows(
@@ -146,7 +170,7 @@ def clip_sum(
     sums = request.accumulators(out)
     exact = Arithmetic.exact32 if sums[0].dtype is torch.int32 else Arithmetic.exact64
     tier = Arithmetic.float if arithmetic == "float" else exact
-    norms = _run(on, request, tier, sums, [1.0 / u for u in request.units])
+    norms = _run(on, request, tier, sums, _per_units(request))
     increment_version(list(sums))
     return request.result(sums, clip.combine_norms(norms, p))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,8 @@ import torch
 
 from ...base import dispatch
 from ...base.errors import BackendError
-from . import _device, _generated, _launch, _launch_update
+from .. import clip
+from . import _device, _generated, _launch, _launch_clip, _launch_update
 from ._extension import load_extension, on_cpu
 from ._kernels import KERNELS, CudaKernel, Instance
 from ._start import Device
@@ -81,6 +83,22 @@ def prepare_update(*arguments: Any, **named: Any) -> Any:
     Raises:
         BackendError: they cannot run here.
     """
+    return _launch_update.prepare(_loaded(), *arguments, **named)
+
+
+def prepare_clip(
+    grads: Sequence[torch.Tensor], out: Sequence[torch.Tensor], **arguments: Any
+) -> Any:
+    """Run ``_launch_clip.prepare`` for the compiled kernels, with the arguments of ``clip_sum``.
+
+    Raises:
+        BackendError: they cannot run here.
+    """
+    _loaded()
+    return _launch_clip.prepare(clip.ClipRequest.of(grads, **arguments), out)
+
+
+def _loaded() -> Device:
     ok, reason = dispatch.availability("cuda")
     if not ok:
         raise BackendError(
@@ -90,7 +108,7 @@ def prepare_update(*arguments: Any, **named: Any) -> Any:
             remedy="Use DPStep.finish, which needs no recording.",
         )
     extension: Any = load_extension()
-    return _launch_update.prepare(device(extension.cuda), *arguments, **named)
+    return device(extension.cuda)
 
 
 def _unavailable(extension: Any) -> str | None:

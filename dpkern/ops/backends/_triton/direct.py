@@ -8,41 +8,42 @@ float64; of 16-bit operands the upper end is returned however wide the interval 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from . import tuned
 from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
-from .precision import SIXTEEN, WIDE, SumPrecision, direct_numbers, first, longest
+from .precision import (
+    CHUNK,
+    LEAST_CHUNK,
+    SIXTEEN,
+    WIDE,
+    SumPrecision,
+    direct_numbers,
+    first,
+    longest,
+)
+from .tuned import Tile
 
 BLOCK = 1024  # partial sums in one step of bound_kernel
-_DEPTH = 64  # positions in a chunk of 16-bit products; half of them where threads load singly
-
-
-class Tile(NamedTuple):
-    """The rows and columns of a program's tile, positions in a chunk, and the program's shape."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int = 3
 
 
 def tile_of(operands: Operands, dtype: torch.dtype, tf32: bool = False) -> Tile:
-    """Return the tile for products of this type: what fits the registers, not tuned on a GPU."""
+    """Return the tile that ships for products of this type: what fits the registers."""
     rows, columns = operands.rows, operands.columns
     if INTERPRETED:
         # Its time is that of the operations, not of their sizes.
-        most = Tile(128, 256, 256 if dtype is torch.float64 else _DEPTH, 4)
+        most = Tile(128, 256, 256 if dtype is torch.float64 else CHUNK, 4)
     elif dtype in SIXTEEN or tf32:
-        deep = _DEPTH if operands.wide and not tf32 else _DEPTH // 2
+        # Half of them where threads load singly.
+        deep = CHUNK if operands.wide and not tf32 else CHUNK // 2
         most = Tile(128, 128, deep, 8) if operands.wide else Tile(64, 64, deep, 8)
         # Short samples would leave a deep chunk half empty.
-        shortest = max(16, int(triton.next_power_of_2(operands.positions)))
+        shortest = max(LEAST_CHUNK, int(triton.next_power_of_2(operands.positions)))
         most = most._replace(depth=min(deep, shortest))
     elif dtype is torch.float32:
         most = Tile(64, 64, 16, 8)
@@ -189,9 +190,12 @@ def _pass(
     highs: torch.Tensor,
     done: torch.Tensor,
     skip: bool,
+    tile: Tile | None = None,
 ) -> None:
     """Bound all gradients with products of this type; only those not done yet with ``skip``."""
-    tile = tile_of(operands, dtype)
+    if tile is None and not skip:
+        tile = _tile_of_norms(operands, kind, dtype, highs, done)
+    tile = tile or tile_of(operands, dtype)
     m, n = tiles(operands, tile)
     units, like = operands.batch * operands.groups, operands.a
     squares, totals = highs.new_empty(2, units * m * n).unbind()
@@ -219,6 +223,21 @@ def _pass(
     )
 
 
+def _tile_of_norms(
+    operands: Operands,
+    kind: SumPrecision,
+    dtype: torch.dtype,
+    highs: torch.Tensor,
+    done: torch.Tensor,
+) -> Tile:
+    def attempt(tile: Tile) -> torch.Tensor:
+        tried = torch.zeros_like(highs)
+        _pass(operands, kind, dtype, tried, torch.zeros_like(done), False, tile)
+        return tried
+
+    return tuned.tile("norm", operands, dtype, tile_of(operands, dtype), attempt)
+
+
 def constants(
     operands: Operands, dtype: torch.dtype, tile: Tile, *, registers: bool = True
 ) -> dict[str, Any]:
@@ -241,7 +260,7 @@ def constants(
 
 def too_long(a: torch.Tensor, positions: int) -> str | None:
     """Return why not, if a 16-bit sample has more positions than its only pass allows."""
-    most = longest(_DEPTH if INTERPRETED else _DEPTH // 2)
+    most = longest(CHUNK if INTERPRETED else CHUNK // 2)
     if a.dtype in SIXTEEN and positions > most:
         return f"has 16-bit samples of up to {most} positions"
     return None
@@ -277,7 +296,18 @@ def gradients(operands: Operands, grads: torch.Tensor, *, tf32: bool = False) ->
     """
     dtype = operands.a.dtype
     tf32 = tf32 and dtype is torch.float32 and operands.wide
-    tile = tile_of(operands, dtype, tf32)
+
+    def attempt(tile: Tile) -> torch.Tensor:
+        tried = torch.empty_like(grads)
+        _store(operands, tried, tile, tf32)
+        return tried
+
+    op = "gradient in tf32" if tf32 else "gradient"
+    shipped = tile_of(operands, dtype, tf32)
+    return _store(operands, grads, tuned.tile(op, operands, dtype, shipped, attempt), tf32)
+
+
+def _store(operands: Operands, grads: torch.Tensor, tile: Tile, tf32: bool) -> torch.Tensor:
     m, n = tiles(operands, tile)
     units = operands.batch * operands.groups
     squares = grads.new_empty(operands.batch, operands.groups * m * n, dtype=torch.float64)
@@ -290,6 +320,6 @@ def gradients(operands: Operands, grads: torch.Tensor, *, tf32: bool = False) ->
         KEEP=True,
         SKIP=False,
         PRECISION="tf32" if tf32 else "ieee",
-        **constants(operands, dtype, tile),
+        **constants(operands, operands.a.dtype, tile),
     )
     return squares.sum(1) * (1 + 1e-12)

@@ -31,9 +31,8 @@ def _norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto") -> torch.Ten
         return highs[:, 0]
     if operands.positions == 1:
         return gram.rank_one(operands, highs)[:, 0]
-    possible = operands.positions <= gram.MOST and a.dtype is not torch.float64
     wanted = route == "gram" or (route == "auto" and gram.cheaper(operands))
-    done = gram.gram(operands, highs) if possible and wanted else None
+    done = gram.gram(operands, highs) if wanted and gram.possible(operands) else None
     return direct.norms(operands, done, highs)[:, 0]
 
 

@@ -25,7 +25,7 @@ from .launch import INTERPRETED
 from .precision import SIXTEEN
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
-_WIDE, _MULTIPLE = 1024, 16
+_WIDE, MULTIPLE = 1024, 16
 """Widths from the first on, such as a vocabulary of 50257, are filled up to multiples of the
 second: Triton makes wide loads only of sizes that are multiples of 16."""
 _FLAT = (1,) * 18  # no geometry: columns lie where they are
@@ -93,8 +93,8 @@ class Operands:
         """Return ``a [B, T, d]`` and ``g [B, T, p]`` as operands."""
         _, positions, d = a.shape
         p = g.shape[2]
-        if positions > 1 and p >= _WIDE and p % _MULTIPLE:
-            g = torch.nn.functional.pad(g, (0, -p % _MULTIPLE))
+        if positions > 1 and p >= _WIDE and p % MULTIPLE:
+            g = torch.nn.functional.pad(g, (0, -p % MULTIPLE))
         width = g.shape[2]
         strides = (positions * d, 1, d), (positions * width, 1, width)
         return Operands(a, g, 1, positions, p, d, d, *strides, read_rows=width)
@@ -107,14 +107,14 @@ class Operands:
         taps = geometry.taps
         steps = {*geometry.stride, *geometry.dilation}
         dense = taps == 1 and steps == {1} and not any(geometry.padding)
-        last = not dense and channels % _MULTIPLE == 0
+        last = not dense and channels % MULTIPLE == 0
         strides = (geometry.in_channels * places, places, 1)
         if last:
             x = x.movedim(1, -1).contiguous()
             strides = (geometry.in_channels * places, 1, geometry.in_channels)
         positions, outs = geometry.positions, geometry.out_channels
         g_strides = (outs * positions, positions, 1)
-        if positions % _MULTIPLE and outs // geometry.groups % _MULTIPLE == 0:
+        if positions % MULTIPLE and outs // geometry.groups % MULTIPLE == 0:
             g = g.movedim(1, -1).contiguous()
             g_strides = (outs * positions, 1, outs)
         return Operands(

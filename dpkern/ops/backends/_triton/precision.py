@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 SIXTEEN = (torch.bfloat16, torch.float16)
+CHUNK, LEAST_CHUNK = 64, 16
+"""Positions in a chunk of 16-bit products, at most and at least."""
 _TINY = 2.0**-126
 _SUMS = 1e-12
 """Relative error of the float64 sums of a tile's squares, up to 4000 additions in a chain."""
@@ -98,10 +100,16 @@ def direct_numbers(
 def gram_numbers(
     kind: SumPrecision, positions: int, rows: int, columns: int, depth: int
 ) -> tuple[float, ...]:
-    """Return the numbers that ``gram_kernel`` needs, in its order."""
+    """Return the numbers that Gram kernels need, in their order.
+
+    The last is what a weighted sum of 16-bit products may lose of the sizes of all products: a
+    share of each chunk of positions, and a rounding for every chunk.
+    """
     longest = max(rows, columns)
+    summed = kind.chunk(CHUNK) + kind.gamma(ceil(positions / LEAST_CHUNK))
     return (
         up(kind.gamma(kind.per_term * depth + ceil(longest / depth) + 1)),
         up(kind.tiny * 3 * longest),
         up(kind.tolerance),
+        up(summed) if kind is _TENSOR_CORES else 0.0,
     )

@@ -14,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .direct import Tile, constants, tile_of, tiles
+from . import tuned
+from .direct import constants, tile_of, tiles
 from .launch import launch
 from .operands import Operands, inputs, outputs, product
 from .precision import SIXTEEN
+from .tuned import Tile
 
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
 _LEAST = 16  # chunks of positions worth a program
@@ -145,7 +147,8 @@ def by_samples(operands: Operands) -> bool:
 def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
     """Return into how many parts the samples (or positions) are split, and how many one takes.
 
-    This follows from the sizes alone, so that results do not depend on the device.
+    This follows from the sizes and the tile that ships, so that results depend neither on the
+    device nor on the tile that was found to be fastest there.
     """
     m, n = tiles(operands, tile)
     room = max(1, _PROGRAMS // (m * n * operands.groups))
@@ -159,14 +162,33 @@ def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
 
 def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -> None:
     """Add ``out += sum_b factors[b] grad_b``; ``out`` is a matrix of the operands' columns."""
+    dtype = operands.a.dtype if by_samples(operands) else operands.sums
+    shipped = tile_of(operands, dtype)
+    if dtype is not operands.a.dtype and shipped.rows > _WIDENED:
+        shipped = shipped._replace(rows=_WIDENED, warps=4)
+    share = shares(operands, shipped)
+
+    def attempt(tile: Tile) -> torch.Tensor:
+        tried = torch.zeros_like(out)
+        _add(operands, factors, tried, dtype, tile, share)
+        return tried
+
+    tile = tuned.tile("sum", operands, dtype, shipped, attempt)
+    _add(operands, factors, out, dtype, tile, share)
+
+
+def _add(
+    operands: Operands,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    dtype: torch.dtype,
+    tile: Tile,
+    share: tuple[int, int],
+) -> None:
     whole_samples = by_samples(operands)
     kernel = samples_kernel if whole_samples else positions_kernel
-    dtype = operands.a.dtype if whole_samples else operands.sums
-    tile = tile_of(operands, dtype)
-    if dtype is not operands.a.dtype and tile.rows > _WIDENED:
-        tile = tile._replace(rows=_WIDENED, warps=4)
     m, n = tiles(operands, tile)
-    splits, each = shares(operands, tile)
+    splits, each = share
     parts = out if splits == 1 else out.new_empty(splits, out.numel())
     last = operands.batch if whole_samples else operands.batch * operands.positions
     launch(
