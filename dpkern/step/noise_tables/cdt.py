@@ -104,7 +104,7 @@ class CdtTable(NoiseSource):
         table = alias(self._table(layout))
         self._consumed += WORDS_PER_DRAW * layout.count
         self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(first, layout.count)
-        return self._placed(CdtDraws(first, table, stream=stream, distribution=layout.law))
+        return CdtDraws(first, table, stream=stream, distribution=layout.law)
 
 
 @dataclass(frozen=True)
