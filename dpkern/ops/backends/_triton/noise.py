@@ -64,7 +64,6 @@ def draws_kernel(
 @triton.jit
 def _release(values, out, index, inside, x, carry, per_unit, unit):
     """Release the values at ``index``; return 1 where a float is not finite."""
-    OUT: tl.constexpr = out.dtype.element_ty
     unusable = tl.zeros(index.shape, tl.int32)
     v = tl.load(values + index, mask=inside, other=0)
     if values.dtype.element_ty.is_floating():
@@ -74,8 +73,8 @@ def _release(values, out, index, inside, x, carry, per_unit, unit):
         y = lattice.release_floats(tl.where(usable, units, 0.0), carry, x)
     else:
         y = lattice.release_integers(v, x)
-    if OUT.is_floating():
-        y = y.to(OUT) * number(unit, OUT)
+    if out.dtype.element_ty.is_floating():
+        y = y.to(out.dtype.element_ty) * number(unit, out.dtype.element_ty)
     tl.store(out + index, y, mask=inside)
     return unusable
 
