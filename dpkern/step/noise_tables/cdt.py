@@ -28,8 +28,8 @@ class CdtTable(NoiseSource):
 
     Certificates hold for the law with the table's total variation distance set aside,
     ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. On a CPU the step's own
-    kernels look the draws up; on a device a kernel before them does (not yet run on a GPU). Sums
-    are rounded by the usual stream.
+    kernels look the draws up; on other backends a kernel before them does (devices: not yet run
+    on a GPU). Sums are rounded by the usual stream.
 
     Args:
         word_bits: from 8 to 124; a draw takes two keystream words whatever it is.
