@@ -24,9 +24,12 @@ KEY = Key.from_unsafe_seed(1, rounds=8)
 OTHER, TABLES, ROUNDING = (
     KEY.stream(purpose, 1) for purpose in (Purpose.SAMPLING, Purpose.TABLES, Purpose.ROUNDING)
 )
+EDGE = (1 << 14) - 1
+"""A draw with which the rounding of half a unit decides over the result."""
 FIRST, SIZES, POSITIONS = 509, (700, 0, 3), (509, 1536, 1536)
 COUNT = 4096
 
+OTHER_ROUNDING = KEY.stream(Purpose.ROUNDING, 2)
 STREAMS = {
     "gaussian": KEY.stream(Purpose.NOISE, 1),
     "laplace": KEY.stream(Purpose.LAPLACE, 1),
@@ -54,6 +57,7 @@ SOURCES: dict[str, Callable[[str], Draws | None]] = {
     "ring without bits": lambda law: replace(_ring(law), rounding=None),
     "cdt": _looked_up,
     "table": _table,
+    "edges": lambda law: SampleReads(FIRST, torch.full((7,), EDGE, dtype=torch.int16)),
 }
 
 
@@ -62,10 +66,16 @@ def _stream(source: str, law: str) -> Any:
     return STREAMS[law] if source == "inline" else OTHER
 
 
+def _sums(n: int, scale: float, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Whole cells of the lattice, and half a unit more where they are floats."""
+    cells = torch.randint(-200, 200, (n,), generator=generator) << 14
+    return ((cells + 0.5) * scale / 2**20).to(dtype) if dtype.is_floating_point else cells.to(dtype)
+
+
 def _added(source: str, dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
     made, floats = [], dtype.is_floating_point
     for law in STREAMS:
-        x = (1000 * torch.randn(700, generator=torch.Generator().manual_seed(1))).to(dtype)
+        x = _sums(700, 1.5, dtype, torch.Generator().manual_seed(1))
         given: dict[str, Any] = {"scale": 1.5, "rounding": ROUNDING} if floats else {}
         given |= {"stream": _stream(source, law), "distribution": law, "position": 600}
         noise.add_noise(x, draws=SOURCES[source](law), backend=backend, **given)
@@ -76,11 +86,12 @@ def _added(source: str, dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
 def _updated(source: str, dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     params = [torch.randn(n, generator=generator) for n in SIZES]
-    sums = [(1000 * torch.randn(n, generator=generator)).to(dtype) for n in SIZES]
+    scales = (0.5, 1.0, 2.0)
+    sums = [_sums(n, scale, dtype, generator) for n, scale in zip(SIZES, scales, strict=True)]
     rule = update.SGD(lr=0.1, momentum=0.9)
     given = update.Noise(
         distribution="gaussian",
-        scales=(0.5, 1.0, 2.0),
+        scales=scales,
         stream=_stream(source, "gaussian"),
         positions=POSITIONS,
         rounding=ROUNDING if dtype.is_floating_point else None,
@@ -100,7 +111,7 @@ def _coefficients(source: str, dtype: torch.dtype, backend: str) -> list[torch.T
         position=600,
         draws=SOURCES[source]("laplace"),
     )
-    x = torch.rand(9, 20, generator=generator, dtype=dtype)
+    x = 0.5 - _sums(180, 0.75, dtype, generator).view(9, 20)
     z = torch.randn(9, 20, generator=generator, dtype=dtype)
     made = [*coef.perturb(x, form="printed", noise=given, backend=backend)]
     made += coef.quadratic(z, x, form="printed", noise=given, backend=backend)
@@ -137,6 +148,15 @@ def test_sources_differ_but_for_a_ring(case: str) -> None:
     made = {source: run(source, dtype, "reference") for source in SOURCES}
     alike = {source for source in SOURCES if all(map(torch.equal, made[source], made["inline"]))}
     assert alike == {"inline", "ring", "ring without bits"}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "float" in case])
+def test_rounding_decides_at_edges(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: bits of another stream would show."""
+    run, dtype = CASES[case]
+    own = run("edges", dtype, "reference")
+    monkeypatch.setattr(f"{__name__}.ROUNDING", OTHER_ROUNDING)
+    assert not any(map(torch.equal, run("edges", dtype, "reference")[:1], own[:1]))
 
 
 @every_backend

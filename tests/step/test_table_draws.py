@@ -94,7 +94,8 @@ def test_kernels_look_up_what_the_reference_does(
 
 
 def tied(stream: Stream, count: int = 1024) -> tuple[list[int], list[int], torch.Tensor]:
-    """Return boundaries that are words of the stream, one more and one less; all words; rows."""
+    """Return boundaries that are words of the stream, one more and one less in one of the tail's
+    words; all words; rows."""
     rows = _lattice.tile_rows(stream, 0, 2, 4)
     heads = (rows[:, 1::2].reshape(-1).to(torch.int64) & 0xFFFFFFFF).tolist()
     at = torch.arange(count)
@@ -103,7 +104,8 @@ def tied(stream: Stream, count: int = 1024) -> tuple[list[int], list[int], torch
         head << 96 | low[2] << 64 | low[1] << 32 | low[0]
         for head, low in zip(heads, blocks.tolist(), strict=True)
     ]
-    return sorted(whole[i] + (i // 8) % 3 - 1 for i in range(0, count, 8)), whole, rows
+    places = [(i, (i // 8) % 3 - 1, 32 * (i // 24 % 3)) for i in range(0, count, 8)]
+    return sorted(whole[i] + (step << word) for i, step, word in places), whole, rows
 
 
 @pytest.mark.parametrize("law", LAWS)
