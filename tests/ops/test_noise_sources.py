@@ -68,7 +68,7 @@ def _stream(source: str, law: str) -> Any:
 
 def _sums(n: int, scale: float, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Whole cells of the lattice, and half a unit more where they are floats."""
-    cells = torch.randint(-200, 200, (n,), generator=generator) << 14
+    cells = torch.randint(-20, 20, (n,), generator=generator) << 14
     return ((cells + 0.5) * scale / 2**20).to(dtype) if dtype.is_floating_point else cells.to(dtype)
 
 

@@ -94,8 +94,8 @@ def test_kernels_look_up_what_the_reference_does(
 
 
 def tied(stream: Stream, count: int = 1024) -> tuple[list[int], list[int], torch.Tensor]:
-    """Return boundaries that are words of the stream, one more and one less in one of the tail's
-    words; all words; rows."""
+    """Return boundaries that are words of the stream, one more and one less in a word of the tail,
+    where the lowest differs the other way; all words; rows."""
     rows = _lattice.tile_rows(stream, 0, 2, 4)
     heads = (rows[:, 1::2].reshape(-1).to(torch.int64) & 0xFFFFFFFF).tolist()
     at = torch.arange(count)
@@ -105,7 +105,8 @@ def tied(stream: Stream, count: int = 1024) -> tuple[list[int], list[int], torch
         for head, low in zip(heads, blocks.tolist(), strict=True)
     ]
     places = [(i, (i // 8) % 3 - 1, 32 * (i // 24 % 3)) for i in range(0, count, 8)]
-    return sorted(whole[i] + (step << word) for i, step, word in places), whole, rows
+    bounds = (whole[i] + (step << word) - (step if word else 0) for i, step, word in places)
+    return sorted(bounds), whole, rows
 
 
 @pytest.mark.parametrize("law", LAWS)
