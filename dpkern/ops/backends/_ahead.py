@@ -42,13 +42,15 @@ class Ahead:
         bits = self.rounding_bits(rounding, **place)
         return Draws(position, draws.at(position, count), bits)
 
-    def of_update(self, noise: update.Noise, sums: Sequence[torch.Tensor]) -> update.Noise:
-        """Return the noise of these sums with its draws in memory."""
+    def of_update(
+        self, noise: update.Noise, sums: Sequence[torch.Tensor], *, bits: bool = True
+    ) -> update.Noise:
+        """Return the noise of these sums with its draws in memory, and ``bits`` of float sums."""
         if noise.draws is None:
             return noise
         ends = [at + total.numel() for at, total in zip(noise.positions, sums, strict=True)]
         first = min(noise.positions)
-        rounding = noise.rounding if sums[0].is_floating_point() else None
+        rounding = noise.rounding if bits and sums[0].is_floating_point() else None
         place = first, max(ends) - first, sums[0].device
         return replace(noise, draws=self.written(noise.draws, *place, rounding))
 

@@ -202,7 +202,7 @@ def _update_step(
     stochastic = noise is not None and sums[0].dtype is dtype
     ahead = _NO_DRAWS
     if noise is not None:
-        noise = AHEAD.of_update(noise, sums)
+        noise = AHEAD.of_update(noise, sums, bits=False)
         ahead = _in_memory(noise.draws)
         rounding = noise.rounding
         streams = words_of(noise.stream), _NO_NOISE if rounding is None else words_of(rounding)
