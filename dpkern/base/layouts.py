@@ -58,7 +58,7 @@ PAIR_THREADS = LayoutSize(128, "of a block whose threads have channel pairs")
 SPECTRAL_PAIRS = LayoutSize(4, "output channels of such a thread")
 SPECTRAL_ROWS = LayoutSize(5, "whitened coordinates that it has at a time")
 SPECTRAL_CHUNK = LayoutSize(16, "bins that are added up by themselves")
-CIRCULANT_BLOCK = LayoutSize(32, "values of the largest block that kernels multiply")
+CIRCULANT_BLOCK = LayoutSize(128, "values of the largest block that kernels multiply")
 CIRCULANT_NORM_BLOCK = LayoutSize(512, "values of the largest block that the norm takes")
 CIRCULANT_NORM_THREADS = LayoutSize(128, "of the block of a sample")
 CIRCULANT_TILE = LayoutSize(16, "rows, and columns, of products of a block")
@@ -449,6 +449,23 @@ CIRCULANT_NORM = Struct(
     error=F64("what rounding can hide, as a part of the product of the operands' squares"),
     block=I32,
     bins=I32("block / 2 + 1"),
+)
+CIRCULANT_POSITIONS = Struct(
+    "CirculantPositions",
+    "Blocks of a circulant layer at several positions of each sample.",
+    turns=pointer("const double")("cosines and sines of the circle, [2, block]"),
+    weights=pointer("const double")("of each frequency in the squared norm"),
+    ins=I64,
+    outs=I64,
+    positions=I64,
+    tiles=I64("of the pairs of a sample"),
+    across=I64("tiles side by side"),
+    square_error=F64("what rounding can hide of the square, as a part of the operands' squares"),
+    norm_error=F64("the same of its root, as a part of the operands' norms"),
+    spare=F64("by which the square is multiplied, for the last few roundings"),
+    block=I32,
+    bins=I32("block / 2 + 1"),
+    grams=I32("1: pairs are positions; 0: blocks of the gradient"),
 )
 CIRCULANT_PAIRS = Struct(
     "CirculantPairs",

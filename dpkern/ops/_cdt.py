@@ -19,8 +19,9 @@ from . import _lattice
 
 GUIDE = int(layouts.GUIDE)
 WORDS_PER_DRAW = 2
-_INDEX_BITS, _TAIL_BITS, _EDGE_BITS = 32, 96, 20
-_EDGES, _MANY = (1 << _EDGE_BITS) - 1, 1 << 31
+EDGE_BITS = 20
+_INDEX_BITS, _TAIL_BITS = 32, 96
+_EDGES, _MANY = (1 << EDGE_BITS) - 1, 1 << 31
 WORDS_PER_BOUNDARY = 1 + _TAIL_BITS // 32
 
 
@@ -38,11 +39,11 @@ def packed(boundaries: Sequence[int], word_bits: int) -> torch.Tensor:
     tails = [(boundary >> at) & 0xFFFFFFFF for boundary in aligned for at in (0, 32, 64)]
     buckets: list[list[int]] = [[] for _ in range(GUIDE)]
     for head in heads:
-        buckets[head >> _EDGE_BITS].append(head & _EDGES)
+        buckets[head >> EDGE_BITS].append(head & _EDGES)
     guide, k = [], 0  # k stays below 2^11: the last bucket has all of the law's far boundaries
     for edges in buckets:
         alone = edges[0] if len(edges) == 1 else _EDGES
-        guide.append((_MANY if len(edges) > 1 else 0) | k << _EDGE_BITS | alone)
+        guide.append((_MANY if len(edges) > 1 else 0) | k << EDGE_BITS | alone)
         k += len(edges)
     words = [_lattice.signed_word(word) for word in (*guide, *heads, *tails)]
     return torch.tensor(words, dtype=torch.int32, device="cpu")
@@ -94,4 +95,12 @@ def _values(magnitude: torch.Tensor, word: torch.Tensor, distribution: str) -> t
     return ((magnitude ^ sign) << FINE_BITS) + (word & ((1 << FINE_BITS) - 1)) + offset
 
 
-__all__ = ["GUIDE", "WORDS_PER_BOUNDARY", "WORDS_PER_DRAW", "boundaries_in", "draws", "packed"]
+__all__ = [
+    "EDGE_BITS",
+    "GUIDE",
+    "WORDS_PER_BOUNDARY",
+    "WORDS_PER_DRAW",
+    "boundaries_in",
+    "draws",
+    "packed",
+]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..base import dispatch
 from ..base.errors import InvalidInput, PrivacyError
 from ..ops import update
 from ..privacy.accounting import Accountable
@@ -13,10 +12,6 @@ from .noise_tables.source import Layout, NoiseSource, check_source
 
 if TYPE_CHECKING:
     from .step import DPStep
-
-
-_IN_REGISTERS = ("numba", "triton")
-"""Backends whose update refuses prefetched draws: it would, after the release was recorded."""
 
 
 class NoiseBinding:
@@ -40,20 +35,9 @@ class NoiseBinding:
 
         Raises:
             PrivacyError: one that serves another step.
-            InvalidInput: a backend that makes its noise in registers only.
         """
-        if self.source is None:
-            return
-        wanted = step.backend or dispatch.environment_choice()
-        if wanted in _IN_REGISTERS:
-            others = ", ".join(name for name in dispatch.BACKENDS if name not in _IN_REGISTERS)
-            raise InvalidInput(
-                "backend",
-                expected="one whose update takes prefetched draws",
-                got=wanted,
-                remedy=f"Take one of {others}, leave the choice to dpkern, or noise_source away.",
-            )
-        self._bound(step, self.source)
+        if self.source is not None:
+            self._bound(step, self.source)
 
     def prepare(self, step: DPStep) -> None:
         """Announce that the next release will need its draws.

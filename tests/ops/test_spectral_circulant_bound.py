@@ -37,9 +37,9 @@ def deceptive(sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, 
 
 def exact(x: Tensor, g: Tensor, band: Band | None) -> np.ndarray:
     """Squared norms in 64-bit mantissas, whose rounding is far below the kernel's."""
-    wide = [t[:, 0].double().numpy().astype(np.longdouble) for t in (x, g)]
+    wide = [t.double().numpy().astype(np.longdouble) for t in (x, g)]
     block = x.shape[3]
-    maps = [np.einsum("bia,bja->bij", wide[1], np.roll(wide[0], -u, -1)) for u in range(block)]
+    maps = [np.einsum("btia,btja->bij", wide[1], np.roll(wide[0], -u, -1)) for u in range(block)]
     if band is not None:
         response = [np.longdouble(r) for r in np.asarray(band.response).ravel()]
         maps = [

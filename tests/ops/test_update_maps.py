@@ -11,8 +11,10 @@ import torch
 from dpkern import InvalidInput, PrivacyError
 from dpkern.base.rng import Purpose
 from dpkern.ops import noise, testing, update
+from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.backends import cpu
 from dpkern.ops.backends._extension import ISAS, isa
+from dpkern.step.noise_tables._cdt_law import CdtLaw
 
 RULES = (
     update.SGD(lr=0.1),
@@ -148,6 +150,26 @@ def test_prefetched_draws_are_read_at_the_coordinates() -> None:
     got = problem.run(RULES[0], "cpu", noise=ahead)[1]
     wanted = problem.run(RULES[0], "cpu")[1]
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("source", ["cdt", "table"])
+def test_tables_are_read_at_the_coordinates(source: str) -> None:
+    problem = Problem(5, 9, 600, torch.float32)
+    made = problem.noise
+    tables, samples = testing.KEY.stream(Purpose.TABLES, 9), torch.arange(-400, 401).to(torch.int16)
+    draws = {
+        "cdt": CdtDraws(0, CdtLaw("gaussian", 64).table, stream=tables),
+        "table": SampleReads(0, samples, cursor=3, shift=12),
+    }[source]
+    count = made.positions[2] + 15
+    written = update.Draws(0, noise.source_draws(draws, position=0, count=count))
+    got, wanted = (
+        problem.run(RULES[0], "cpu", noise=replace(made, draws=each))[1]
+        for each in (draws, written)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    plain = problem.run(RULES[0], "cpu")[1]
+    assert not any(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -92,7 +92,8 @@ def in_memory(kind: type[NoiseSource]) -> NoiseSource:
     """A source whose draws are written to memory before the step's kernels read them."""
 
     class Written(kind):  # type: ignore[misc, valid-type]
-        def _placed(self, draws: update.Draws) -> update.Draws:
+        def _made(self, step: int) -> update.Draws:
+            draws = super()._made(step)
             assert not draws.in_memory
             place: dict[str, Any] = {"position": draws.first, "count": self.layout.count}
             return update.Draws(draws.first, noise.source_draws(draws, **place))
@@ -424,18 +425,3 @@ def test_layouts_know_their_words() -> None:
     one = Layout.of("gaussian", (0, 512), (512, 1), "cpu", rounding=True)
     assert one.words == 2 * (768 + 256)
     assert Layout.of("laplace", (), (), "cpu", rounding=False).words == 0
-
-
-@pytest.mark.parametrize("backend", ["numba", "triton"])
-def test_a_backend_that_cannot_take_draws_is_refused_before_anything_is_released(
-    backend: str,
-) -> None:
-    with pytest.raises(InvalidInput, match="takes prefetched draws"):
-        DPStep(
-            DPSGD(noise_multiplier=1.0, max_grad_norm=0.5),
-            [torch.zeros(4)],
-            expected_batch_size=1,
-            sample_rate=0.1,
-            noise_source=RingPrefetch(),
-            backend=backend,
-        )

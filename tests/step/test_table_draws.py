@@ -13,7 +13,7 @@ import torch
 
 from dpkern import InvalidInput, PrivacyError
 from dpkern.base.laws import LAWS
-from dpkern.base.rng import Purpose
+from dpkern.base.rng import Purpose, Stream
 from dpkern.ops import _cdt, _lattice, noise, testing, update
 from dpkern.ops._draws import CdtDraws, SampleReads
 from dpkern.ops.backends import cpu
@@ -93,10 +93,9 @@ def test_kernels_look_up_what_the_reference_does(
     assert all(torch.equal(one, wanted) for one in got)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_further_bits_decide_where_the_first_32_are_a_boundarys(law: str) -> None:
-    """A table whose boundaries are the very words of the stream, one more and one less."""
-    stream, count = testing.KEY.stream(Purpose.TABLES, 5), 1024
+def tied(stream: Stream, count: int = 1024) -> tuple[list[int], list[int], torch.Tensor]:
+    """Return boundaries that are words of the stream, one more and one less in a word of the tail,
+    where the lowest differs the other way; all words; rows."""
     rows = _lattice.tile_rows(stream, 0, 2, 4)
     heads = (rows[:, 1::2].reshape(-1).to(torch.int64) & 0xFFFFFFFF).tolist()
     at = torch.arange(count)
@@ -105,7 +104,15 @@ def test_further_bits_decide_where_the_first_32_are_a_boundarys(law: str) -> Non
         head << 96 | low[2] << 64 | low[1] << 32 | low[0]
         for head, low in zip(heads, blocks.tolist(), strict=True)
     ]
-    bounds = sorted(whole[i] + (i // 8) % 3 - 1 for i in range(0, count, 8))
+    places = [(i, (i // 8) % 3 - 1, 32 * (i // 24 % 3)) for i in range(0, count, 8)]
+    bounds = (whole[i] + (step << word) - (step if word else 0) for i, step, word in places)
+    return sorted(bounds), whole, rows
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_further_bits_decide_where_the_first_32_are_a_boundarys(law: str) -> None:
+    stream, count = testing.KEY.stream(Purpose.TABLES, 5), 1024
+    bounds, whole, rows = tied(stream)
     table = _cdt.packed(bounds, 128)
     draws = CdtDraws(0, table, stream=stream, distribution=law)
     made = on_every_isa(
@@ -113,7 +120,7 @@ def test_further_bits_decide_where_the_first_32_are_a_boundarys(law: str) -> Non
     )
     ties = range(0, count, 8)
     k = [bisect_right(bounds, whole[i]) for i in range(count)]
-    below = [bisect_left([bound >> 96 for bound in bounds], heads[i]) for i in ties]
+    below = [bisect_left([bound >> 96 for bound in bounds], whole[i] >> 96) for i in ties]
     assert 0 < sum(k[i] == low for i, low in zip(ties, below, strict=True)) < len(below)
     own = rows[:, 0::2].reshape(-1)
     first, second = own & 0x3FFF, (((own >> 16) & 0xFF) << 6) + 32

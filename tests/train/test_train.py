@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import dpkern.train.session
-from dpkern.base import dispatch
 from dpkern.base.errors import DPKernError, InvalidInput, PrivacyError
 from dpkern.base.outputs import CHECKPOINT, FIGURE, PAGE, REPORT, RESULTS, write_atomically
 from dpkern.base.rng import Purpose
@@ -320,18 +319,6 @@ def test_an_audit_of_inline_noise_says_nothing_of_a_tables(
 ) -> None:
     with pytest.raises(InvalidInput, match="inline noise"):
         Session(options | {"noise_source": source, "audit": 100})
-
-
-@pytest.mark.parametrize("named", ["option", "environment"])
-def test_a_backend_that_takes_no_draws_is_refused_before_training(
-    options: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("numba")
-    if named == "environment":
-        monkeypatch.setattr(dispatch, "environment_choice", lambda: "numba")
-    with pytest.raises(InvalidInput, match="prefetched draws"):
-        Session(options | RING | ({"backend": "numba"} if named == "option" else {}))
-    assert not options["out"].exists()
 
 
 def test_an_unseeded_run_resumed_keeps_the_history_and_takes_a_fresh_key(

@@ -530,6 +530,22 @@ CIRCULANT_NORM = CudaKernel(
     lambda *, squares, **_: blocks_of(len(squares)),
     _all(FLOATS),
 )
+CIRCULANT_POSITIONS = CudaKernel(
+    "circulant",
+    "circulant_positions_kernel",
+    layouts.CIRCULANT_THREADS,
+    {"call": layouts.CIRCULANT_POSITIONS, **_pointers("x", "g", "partial")},
+    lambda *, partial, **_: blocks_of(partial.numel()),
+    _all(FLOATS),
+)
+CIRCULANT_ABOVE = CudaKernel(
+    "circulant",
+    "circulant_above_kernel",
+    layouts.CIRCULANT_NORM_THREADS,
+    {"call": layouts.CIRCULANT_POSITIONS, **_pointers("x", "g", "partial", "squares")},
+    lambda *, squares, **_: blocks_of(len(squares)),
+    _all(FLOATS),
+)
 CIRCULANT_PAIRS = CudaKernel(
     "circulant",
     "circulant_pairs_kernel",

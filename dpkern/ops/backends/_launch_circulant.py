@@ -1,10 +1,11 @@
-"""Block-circulant layers on device kernels: norms at one position, products and weighted sums.
+"""Block-circulant layers on device kernels: norms, products and weighted sums.
 
-Larger blocks, and norms at several positions, take the platform's transforms.
+Larger blocks take the platform's transforms.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ def _back_weights(block: int, band: Band | None, dtype: torch.dtype) -> Tensor:
 @torch.no_grad()
 def circulant_norm(start: Device, x: Tensor, g: Tensor, *, band: Band | None = None) -> Tensor:
     block, device = x.shape[3], x.device
-    if x.shape[1] != 1 or block > layouts.CIRCULANT_NORM_BLOCK:
+    if block > layouts.CIRCULANT_NORM_BLOCK:
         return _device_spectral.circulant_norm(x, g, band=band)
     squares = torch.zeros(len(x), dtype=torch.float64, device=device)
     if not (x.numel() and g.numel()):
@@ -44,6 +45,14 @@ def circulant_norm(start: Device, x: Tensor, g: Tensor, *, band: Band | None = N
     turns = on(device, _turns, block, torch.float64)
     weights = on(device, circulant.weights_of, block, band)
     most = 1.0 if band is None else float(np.abs(band.gains).max()) ** 2
+    if x.shape[1] > 1:
+        call = _at_positions(x, g, turns, weights, most)
+        partial = torch.empty(len(x) * int(call["tiles"]), dtype=torch.float64, device=device)
+        with _device.guard(device) as cuda:
+            value, given = (FLOATS[x.dtype],), {"x": x, "g": g, "partial": partial}
+            start.start(table.CIRCULANT_POSITIONS, value, cuda, call=call, **given)
+            start.start(table.CIRCULANT_ABOVE, value, cuda, call=call, **given, squares=squares)
+        return squares
     bins, blocks = block // 2 + 1, x.shape[2] + g.shape[2]
     # As on the CPU, of sums of all entries of a block instead of folded ones.
     terms = 6 * (block + 16) + 2 * blocks + bins + 12
@@ -61,6 +70,41 @@ def circulant_norm(start: Device, x: Tensor, g: Tensor, *, band: Band | None = N
         value = (FLOATS[x.dtype],)
         start.start(table.CIRCULANT_NORM, value, cuda, call=call, x=x, g=g, squares=squares)
     return squares
+
+
+def _at_positions(
+    x: Tensor, g: Tensor, turns: Tensor, weights: Tensor, most: float
+) -> _tables.Table:
+    """Return ``CirculantPositions``, with what docs/spectral.md proves that rounding can hide.
+
+    ``most`` is the largest squared gain.
+    """
+    (_, positions, ins, block), outs = x.shape, g.shape[2]
+    grams = circulant.norm_route(x, g) == "positions"
+    rows, columns = (positions, positions) if grams else (outs, ins)
+    across = -(-columns // layouts.CIRCULANT_TILE)
+    tiles, bins, unit = -(-rows // layouts.CIRCULANT_TILE) * across, block // 2 + 1, 2.0**-53
+    # Sums of a thread, over its block and over tiles, one behind the other; then those of squares.
+    last = 2 * bins + tiles + 64
+    products = 0.0 if grams else 2 * positions
+    squared = 2 * (ins + outs) + last if grams else 0.0
+    last += positions * max(ins, outs) * block
+    return _tables.one(
+        layouts.CIRCULANT_POSITIONS,
+        turns=turns.data_ptr(),
+        weights=weights.data_ptr(),
+        ins=ins,
+        outs=outs,
+        positions=positions,
+        tiles=tiles,
+        across=across,
+        square_error=1.5 * block * squared * most * unit,
+        norm_error=1.5 * math.sqrt(block * most) * (2 * (block + 16) + products) * unit,
+        spare=1 + 4 * last * unit,
+        block=block,
+        bins=bins,
+        grams=grams,
+    )
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from ...base.codes import COEF_FORMS, NoiseOrigin
 from .. import _lattice, coef
 from . import _device, _numbers, _tables
 from . import _kernels as table
+from ._launch_noise import ahead
 from ._start import Device, Rows, refuse_first
 
 Tensors = tuple[torch.Tensor, ...]
@@ -90,6 +91,7 @@ def perturb(
 ) -> coef.QuadraticCoefficients:
     coef.check_release(targets, noise)
     with _device.guard(targets.device) as cuda:
+        noise = ahead(on).of_coefficients(noise, targets.numel(), targets.numel(), targets.device)
         made = out or coef.QuadraticCoefficients(
             torch.empty_like(targets), torch.empty_like(targets)
         )
@@ -114,6 +116,7 @@ def quadratic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     coef.check_release(targets, noise)
     with _device.guard(z.device) as cuda:
+        noise = ahead(on).of_coefficients(noise, z.numel(), z.numel(), z.device)
         made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
         packed, _kept = plan(len(z), z.shape[1], z.dtype, form, noise)
         if not z.numel():
@@ -137,6 +140,8 @@ def expanded(
     records, classes, width = len(hidden), *weights.shape
     numbers = classes * width
     with _device.guard(hidden.device) as cuda:
+        sizes = records * numbers, records * numbers * width
+        noise = ahead(on).of_coefficients(noise, *sizes, hidden.device)
         made = loss, dweights, dhidden = out or coef.empty_results(hidden, weights)
         packed, _kept = plan(records, numbers, hidden.dtype, coef.FORMS[0], noise)
         if not records * numbers:
@@ -158,31 +163,21 @@ def expanded(
             sums=_tables.one(layouts.FEATURE_SUMS, **{name: room[name] for name in rooms}),
         )
         given = {"of_records": room["columns"], "dweights": dweights}
-        sizes = {"records": records, "numbers": numbers}
-        on.start(table.FEATURES_SUM, instance[:1], cuda, **sizes, **given)
+        counts = {"records": records, "numbers": numbers}
+        on.start(table.FEATURES_SUM, instance[:1], cuda, **counts, **given)
     increment_version(made)
     return made
-
-
-def _refuse(
-    on: Device, first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
-) -> str | None:
-    if noise is not None and noise.draws is not None and not noise.draws.in_memory:
-        return "takes prefetched draws, got a table to read them from"
-    if noise is not None and noise.draws is not None and noise.draws.rounding is None:
-        return "takes prefetched draws with their rounding bits only"
-    return refuse_first(on, first)
 
 
 def _refuse_wide(on: Device, hidden: torch.Tensor, *given: Any, **named: Any) -> str | None:
     if hidden.shape[1] > WIDEST:
         return f"holds rows of at most {WIDEST} features, got {hidden.shape[1]}"
-    return _refuse(on, hidden, *given, **named)
+    return refuse_first(on, hidden, *given, **named)
 
 
 KERNELS: Rows = (
-    ("coef.perturb", perturb, _refuse),
-    ("coef.quadratic", quadratic, _refuse),
+    ("coef.perturb", perturb, refuse_first),
+    ("coef.quadratic", quadratic, refuse_first),
     ("coef.expanded", expanded, _refuse_wide),
 )
 """``(op, run, refuse)``."""

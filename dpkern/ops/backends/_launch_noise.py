@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
 from ...base.rng import Stream
-from .. import _cdt, noise
+from .. import noise
 from .._draws import CdtDraws, Draws, SampleReads
-from . import _device, _numbers, _tables
+from . import _ahead, _device, _numbers, _tables
 from . import _kernels as table
 from ._start import Device, Rows, refuse_first, refuse_nothing
 
@@ -68,15 +69,13 @@ def source_draws(
     with _device.guard(made.device) as cuda:
         if isinstance(draws, SampleReads):
             sample = ("std::int16_t" if held.dtype is torch.int16 else "std::int32_t",)
-            start = (draws.cursor + position - draws.first) % len(held)
-            sizes = {"entries": len(held), "start": start, "shift": draws.shift, "n": count}
-            on.start(table.SAMPLES, sample, cuda, table=held, x=made, **sizes)
+            sizes = _ahead.reads(draws, position)
+            on.start(table.SAMPLES, sample, cuda, table=held, x=made, n=count, **sizes)
         elif isinstance(draws, CdtDraws):
-            assert draws.stream is not None
-            law = (draws.distribution.capitalize(),)
-            sizes = {"boundaries": _cdt.boundaries_in(held), "first": position, "n": count}
-            stream = _tables.stream(draws.stream)
-            on.start(table.CDT, law, cuda, stream=stream, words=held, x=made, **sizes)
+            stream, law, boundaries = _ahead.look_ups(draws)
+            given = {"stream": _tables.stream(stream), "words": held, "x": made}
+            sizes = {"boundaries": boundaries, "first": position, "n": count}
+            on.start(table.CDT, (law.capitalize(),), cuda, **given, **sizes)
         else:
             made = draws.at(position, count).to(place)
     return made.to(device) if out is None else out.copy_(made)
@@ -144,6 +143,11 @@ def _drawn(
         return drawn, draws.bits_at(position, x.numel())
     assert rounding is not None
     return drawn, rounding_bits(on, rounding, **at).to(torch.int32).bitwise_and_(0xFFFF)
+
+
+def ahead(on: Device) -> _ahead.Ahead:
+    """Return what writes a source's draws on this device."""
+    return _ahead.Ahead(partial(source_draws, on), partial(rounding_bits, on))
 
 
 KERNELS: Rows = (

@@ -17,7 +17,7 @@ from .. import update
 from .._count import Count, known
 from . import _device, _numbers, _tables
 from . import _kernels as table
-from ._launch_noise import FLOATS, INTEGERS
+from ._launch_noise import FLOATS, INTEGERS, ahead
 from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
@@ -109,6 +109,8 @@ def step(
         _device.refuse_noise_in_graphs(device)
     with _device.guard(device) as cuda:
         nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
+        if noise is not None:
+            noise = ahead(on).of_update(noise, sums)
         planned = Planned.of(
             params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
         )
@@ -140,16 +142,7 @@ def advance(on: Device, step_counter: torch.Tensor, *, rule: update.Rule) -> tor
 def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:
     if kwargs.get("maps") is not None:
         return "noises sums as they are, got maps"
-    return on.refusal(*params) or _refuse_draws(sums, kwargs.get("noise"))
-
-
-def _refuse_draws(sums: Tensors, noise: update.Noise | None) -> str | None:
-    draws = None if noise is None else noise.draws
-    if draws is not None and not draws.in_memory:
-        return "takes prefetched draws, got a table to read them from"
-    if draws is not None and draws.rounding is None and sums and sums[0].dtype not in _SUM_CODES:
-        return "takes prefetched draws for float sums with their rounding bits only"
-    return None
+    return on.refusal(*params)
 
 
 def tasks_of(

@@ -14,6 +14,7 @@ from . import _library
 
 MODULES = (
     "noise",
+    "sources",
     "clip",
     "update",
     "explicit",

@@ -28,8 +28,8 @@ class CdtTable(NoiseSource):
 
     Certificates hold for the law with the table's total variation distance set aside,
     ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. On a CPU the step's own
-    kernels look the draws up; on a device a kernel before them does (not yet run on a GPU). Sums
-    are rounded by the usual stream.
+    kernels look the draws up; on other backends a kernel before them does (devices: not yet run
+    on a GPU). Sums are rounded by the usual stream.
 
     Args:
         word_bits: from 8 to 124; a draw takes two keystream words whatever it is.
@@ -104,7 +104,7 @@ class CdtTable(NoiseSource):
         table = alias(self._table(layout))
         self._consumed += WORDS_PER_DRAW * layout.count
         self._produced += WORDS_PER_DRAW * noise.TILE * noise.tiles(first, layout.count)
-        return self._placed(CdtDraws(first, table, stream=stream, distribution=layout.law))
+        return CdtDraws(first, table, stream=stream, distribution=layout.law)
 
 
 @dataclass(frozen=True)

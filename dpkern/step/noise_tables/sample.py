@@ -111,7 +111,7 @@ class SampleTable(NoiseSource):
         self._reads += count
         shift = SCALE_BITS - self.shape.fraction_bits
         held = alias(order.to(self._layout.device))
-        return self._placed(SampleReads(first, held, cursor=cursor, shift=shift))
+        return SampleReads(first, held, cursor=cursor, shift=shift)
 
     def _fill(self) -> None:
         assert self._key is not None

@@ -256,15 +256,6 @@ class NoiseSource(ABC):
     def _made(self, step: int) -> Draws:
         """Return the draws of this step; a source's own lock is held."""
 
-    def _placed(self, draws: Draws) -> Draws:
-        """Return these draws for kernels that read a table, and as values for those of devices."""
-        assert self._layout is not None
-        layout = self._layout
-        if layout.device.type == "cpu":
-            return draws
-        place: dict[str, Any] = {"position": draws.first, "count": layout.count}
-        return Draws(draws.first, noise.source_draws(draws, device=layout.device, **place))
-
     def _begin(self, step: int) -> None:  # noqa: B027
         """Begin with this step, if the source works ahead."""
 

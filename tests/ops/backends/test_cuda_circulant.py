@@ -17,13 +17,13 @@ from dpkern.nn import functional
 from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _device_spectral, _launch_circulant, cuda
 from dpkern.ops.backends import _kernels as table
-from dpkern.ops.spectral import Band
+from dpkern.ops.spectral import Band, circulant
 from tests.ops.test_spectral_circulant_bound import SIZES as BOUND_SIZES
 from tests.ops.test_spectral_circulant_bound import deceptive, exact
 from tests.ops.test_spectral_circulant_product import assert_close, draw
 from tests.step.no_wait import NoWait
 
-BLOCKS = (1, 2, 3, 5, 8, 16, 31, layouts.CIRCULANT_BLOCK)
+BLOCKS = (1, 2, 3, 5, 8, 16, 31, 64, layouts.CIRCULANT_BLOCK)
 SIZES = ((1, 1, 1), (5, 3, 2), (33, 17, 9))
 """Samples, blocks of the input, blocks of the output."""
 
@@ -107,8 +107,70 @@ def test_without_the_slack_they_are_below(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.any(got < exact(x, g, None))
 
 
-def test_samples_that_are_not_finite_have_no_finite_norm() -> None:
-    x, g = draw(4, 1, 3, 8, dtype=torch.float32), draw(4, 1, 2, 8, dtype=torch.float32)
+POSITIONS = ((2, 3, 2, 5), (3, 20, 33, 8), (18, 2, 1, 16), (17, 30, 40, 2), (2, 1, 2, 65))
+"""Positions and sizes: the second and fourth take Gram matrices over positions."""
+
+
+def cancelling(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, *, samples: int = 24
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands of all magnitudes; in most samples positions cancel but for little."""
+    positions, ins, outs, block = sizes
+    generator = torch.Generator().manual_seed(block)
+    x, g = (
+        torch.randn(samples, positions, n, block, generator=generator, dtype=torch.float64)
+        for n in (ins, outs)
+    )
+    x[1:, 1], g[1:, 1] = x[1:, 0], -g[1:, 0]
+    small = torch.exp2(-torch.randint(0, 50, (samples - 1,), generator=generator).double())
+    x[1:, 2:] *= small.view(-1, 1, 1, 1)
+    x[1:, 0, 0, 0] *= 1 + small
+    tiny = -149 if dtype is torch.float32 else -220
+    powers = torch.randint(tiny, 60, (2, samples), generator=generator).double()
+    x, g = (t * torch.exp2(e).view(-1, 1, 1, 1) for t, e in zip((x, g), powers, strict=True))
+    return x.to(dtype), g.to(dtype)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", POSITIONS, ids=str)
+def test_norms_at_several_positions_are_never_below(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, filtered: bool
+) -> None:
+    if filtered and sizes[3] < 3:
+        return
+    band = Band((sizes[3],), "shells", 0.4) if filtered else None
+    x, g = cancelling(sizes, dtype)
+    got = spectral.circulant_norm(x, g, band=band, backend="cuda").numpy().astype(np.longdouble)
+    true = exact(x, g, band)
+    above = 1e-17 * true if filtered else 0.0
+    assert np.all(got >= true - above)
+    largest = [np.square(t.double().numpy().astype(np.longdouble)).sum((1, 2, 3)) for t in (x, g)]
+    excess = np.sqrt(got) - np.sqrt(true)
+    gram = circulant.norm_route(x, g) == "positions"  # the square itself is what is rounded
+    assert np.all(excess <= (2e-5 if gram else 1e-11) * np.sqrt(largest[0] * largest[1]))
+
+
+@pytest.mark.parametrize(("sizes", "part"), [(POSITIONS[0], "norm"), (POSITIONS[1], "square")])
+def test_without_their_slack_they_are_below_at_several_positions(
+    sizes: tuple[int, int, int, int], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: each route without its own part of the slack."""
+    make = _launch_circulant._tables.one
+
+    def bare(struct: Any, **fields: Any) -> Any:
+        without = {f"{part}_error": 0.0} if "norm_error" in fields else {}
+        return make(struct, **fields | without)
+
+    monkeypatch.setattr(_launch_circulant._tables, "one", bare)
+    x, g = cancelling(sizes, torch.float64)
+    got = spectral.circulant_norm(x, g, backend="cuda").numpy().astype(np.longdouble)
+    assert np.any(got < exact(x, g, None))
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_samples_that_are_not_finite_have_no_finite_norm(positions: int) -> None:
+    x, g = (draw(4, positions, n, 8, dtype=torch.float32) for n in (3, 2))
     x[1, 0, 0, 0], g[2, 0, 1, 3] = float("inf"), float("nan")
     squares = spectral.circulant_norm(x, g, backend="cuda")
     assert torch.isfinite(squares).tolist() == [True, False, False, True]
@@ -117,7 +179,7 @@ def test_samples_that_are_not_finite_have_no_finite_norm() -> None:
         assert torch.equal(spectral.circulant_norm(x[at], g[at], backend="cuda"), squares[at])
 
 
-def test_larger_blocks_and_more_positions_take_the_platforms_transforms(
+def test_larger_blocks_take_the_platforms_transforms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called = []
@@ -137,11 +199,12 @@ def test_larger_blocks_and_more_positions_take_the_platforms_transforms(
         spectral.circulant_sum(x, g, torch.ones(3), out, backend="cuda")
 
     run(layouts.CIRCULANT_BLOCK, 1)
-    assert called == []
     run(layouts.CIRCULANT_BLOCK, 2)
-    assert called == ["circulant_norm"]
-    run(layouts.CIRCULANT_BLOCK + 1, 1)
-    assert called == ["circulant_norm", "circulant_sum"]
+    assert called == []
+    run(layouts.CIRCULANT_BLOCK + 1, 2)
+    assert called == ["circulant_sum"]
+    run(layouts.CIRCULANT_NORM_BLOCK + 1, 2)
+    assert called == ["circulant_sum", "circulant_norm", "circulant_sum"]
 
 
 def test_nothing_to_do_is_nothing() -> None:

@@ -132,15 +132,6 @@ def test_packs_only_where_every_array_begins_at_sixteen_bytes() -> None:
     assert not aligned("odd")
 
 
-def test_draws_without_their_rounding_bits_are_refused(emulator: ModuleType) -> None:
-    what = given((4, 512), torch.float32, "aligned", False)
-    draws = replace(what["noise"].draws, rounding=None)
-    what["noise"] = replace(what["noise"], draws=draws)
-    assert coef.perturb.backend_of(torch.zeros(4, 512), **what) == "cpu"
-    with pytest.raises(BackendError, match="with their rounding bits only"):
-        coef.perturb(torch.zeros(4, 512), backend="cuda", **what)
-
-
 @pytest.mark.parametrize("columns", [0, 1, 4096])
 def test_one_launch_for_each_call(emulator: ModuleType, columns: int) -> None:
     x = torch.zeros(3, columns)

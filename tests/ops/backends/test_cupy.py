@@ -192,6 +192,7 @@ def release_in_the_frequency_domain() -> None:
         x, w = blocks.to(kind), weight.to(kind)
         g = spectral.circulant_product(x[:, 0], w, backend="cupy")[:, None]
         spectral.circulant_norm(x, g, backend="cupy")
+        spectral.circulant_norm(x.view(1, 5, 3, 8), g.view(1, 5, 2, 8), backend="cupy")
         spectral.circulant_sum(x, g, x.new_ones(5), w, backend="cupy")
 
 

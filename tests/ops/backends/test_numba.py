@@ -41,6 +41,7 @@ WITH_KERNEL = {
     "noise.keystream",
     "noise.lattice_draws",
     "noise.rounding_bits",
+    "noise.source_draws",
     "update.step",
 }
 SUMS = torch.linspace(-1e3, 1e3, 100_000)

@@ -16,13 +16,15 @@ import torch
 
 from dpkern.base.laws import LAWS
 from dpkern.base.rng import Purpose
-from dpkern.ops import ghost, noise, symbols
+from dpkern.ops import _cdt, ghost, noise, symbols, update
+from dpkern.ops._draws import CdtDraws, Draws, SampleReads
 from dpkern.ops.clip import GRAD_DTYPES
 from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
 from dpkern.ops.testing import KEY
 from dpkern.privacy.mechanisms import RandomizedResponse
 from tests.ops.small_cases import SMALL_CASES, SmallCase
 
+ON: dict[str, Any] = {"backend": "triton"}
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 
 LINEAR = {
@@ -167,6 +169,16 @@ def _gradients(dtype: torch.dtype) -> Calls:
         yield _name("clip_factors", str(automatic), dtype), partial(clipped, **given)
 
 
+def _updated(dtype: torch.dtype, total: torch.dtype, draws: Draws) -> None:
+    params, rule = [torch.zeros(48, dtype=dtype)], update.SGD(lr=0.1)
+    stream = KEY.stream(Purpose.NOISE, 1)
+    given = update.Noise(
+        distribution="gaussian", scales=(1.0,), stream=stream, positions=(0,), draws=draws
+    )
+    sums = [torch.zeros(48, dtype=total)]
+    update.step(params, sums, rule=rule, state=rule.init(params), noise=given, **ON)
+
+
 def _draws() -> Calls:
     """Noise by itself, and symbols."""
     stream = KEY.stream(Purpose.NOISE, 1)
@@ -174,6 +186,21 @@ def _draws() -> Calls:
     for law in LAWS:
         drawn = partial(noise.lattice_draws, stream, position=7, count=3000, distribution=law)
         yield f"lattice_draws-{law}", partial(drawn, backend="triton")
+        words = _cdt.packed([1 << 31, 3 << 30], 32)
+        looked_up = CdtDraws(0, words, stream=stream, distribution=law)
+        read = partial(noise.source_draws, looked_up, position=7, count=3000)
+        yield f"source_draws-{law}", partial(read, backend="triton")
+    for dtype in (torch.int16, torch.int32):
+        read = partial(noise.source_draws, SampleReads(0, torch.zeros(9, dtype=dtype)))
+        yield _name("source_draws", "samples", dtype), partial(read, position=7, count=3000, **ON)
+    ring = Draws(0, torch.zeros(48, dtype=torch.int32), torch.zeros(48, dtype=torch.int16))
+    for dtype in (*noise.FLOATS, *noise.INTEGERS):
+        given: dict[str, Any] = {"scale": 1.0} if dtype in noise.FLOATS else {}
+        released = partial(noise.add_noise, torch.zeros(48, dtype=dtype), stream=stream, draws=ring)
+        yield _name("add_noise", "drawn", dtype), partial(released, **given, **ON)
+    for dtype in noise.FLOATS:
+        for total in (dtype, *noise.INTEGERS):
+            yield _name("update", f"drawn-{total}", dtype), partial(_updated, dtype, total, ring)
     keep = RandomizedResponse(epsilon=1.0, categories=10).keep
     for dtype in symbols.DTYPES:
         x = torch.zeros(300, dtype=dtype)

@@ -10,13 +10,16 @@ from torch.autograd.graph import increment_version
 
 from ....base.rng import Stream
 from ... import noise
+from ..._draws import Draws
 from .. import _numbers, _rounding
+from .._ahead import Ahead
 from .._extension import on_cpu
 from . import chacha
 from .chacha import words_of
 from .compile import Array, entries, kernel, like
 from .draws import TILE, draw_tile, law_of, release_float, release_integer, room, rounding_tile
 from .parallel import in_parts, team_of
+from .sources import source_draws
 
 _GRAIN = 16 * TILE  # coordinates worth a thread
 
@@ -112,8 +115,6 @@ def _lattice_draws(
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
-    if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got prefetched draws"
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
     return on_cpu(x)
@@ -127,8 +128,13 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | None = None,
     rounding: Stream | None = None,
-    draws: None = None,
+    draws: Draws | None = None,
 ) -> torch.Tensor:
+    if draws is not None:
+        stochastic = rounding if x.is_floating_point() else None
+        held = AHEAD.written(draws, position, x.numel(), x.device, stochastic)
+        bits = held.bits_at(position, x.numel()) if x.is_floating_point() else None
+        return noise.add_drawn(x, (held.at(position, x.numel()), bits), scale)
     n, law, words, at = x.numel(), law_of(distribution), words_of(stream), x.data_ptr()
     team, kind = team_of(n, _GRAIN), like(x.dtype)
     if x.dtype in noise.INTEGERS:
@@ -144,10 +150,12 @@ def _add_noise(
     return x
 
 
+AHEAD = Ahead(source_draws, _rounding.from_keystream(_keystream))
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, None),
     ("noise.lattice_draws", _lattice_draws, None),
-    ("noise.rounding_bits", _rounding.from_keystream(_keystream), None),
+    ("noise.rounding_bits", AHEAD.rounding_bits, None),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""

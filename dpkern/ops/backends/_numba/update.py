@@ -20,10 +20,12 @@ from .._extension import on_cpu
 from .chacha import words_of
 from .compile import Array, Number, addresses, entries, inner, kernel, like
 from .draws import TILE, draw_tile, law_of, release_float, release_integer, room, rounding_tile
+from .noise import AHEAD
 from .parallel import in_parts, team_of
 
 _GRAIN = 16  # tiles worth a thread
 _NO_NOISE = np.zeros(11, np.uint32)
+_NO_DRAWS = np.empty(0, np.int32), np.empty(0, np.int16), 0
 PLAIN, MOMENTUM, NESTEROV, ADAM = range(4)
 
 
@@ -113,6 +115,7 @@ def _update(
     rule: Array,
     streams: Any,
     law: Any,
+    ahead: Any,
     rounds: Any,
     items: Any,
     like: Any,
@@ -121,6 +124,7 @@ def _update(
 ) -> int:
     """Update tiles ``begin .. end - 1`` of all tensors end to end."""
     stream, rounding = streams
+    values, carries, first = ahead
     on, stochastic = rounds
     table, sizes, positions, per_units, steps = items
     like_sum, like_param = like
@@ -136,9 +140,15 @@ def _update(
             position = positions[item] + at
             offset = position % TILE if on else 0
             count = min(TILE - offset, until - at)
-            if on:
+            if len(values) > 0:
+                for i in range(count if on else 0):
+                    x[offset + i] = values[position - first + i]
+            elif on:
                 draw_tile(stream, law, position // TILE, work, x)
-            if stochastic:
+            if len(carries) > 0:
+                for i in range(count if stochastic else 0):
+                    bits[offset + i] = np.int32(carries[position - first + i]) & 0xFFFF
+            elif stochastic:
                 rounding_tile(rounding, position // TILE, work, bits)
             total = entries(table[0, item] + at * like_sum.itemsize, count, like_sum)
             here = slice(offset, offset + count)
@@ -190,7 +200,10 @@ def _update_step(
     streams, law, positions = (_NO_NOISE, _NO_NOISE), law_of("gaussian"), [0] * count
     per_units, steps = [0.0] * count, [_numbers.rounded(gradient_scale, dtype)] * count
     stochastic = noise is not None and sums[0].dtype is dtype
+    ahead = _NO_DRAWS
     if noise is not None:
+        noise = AHEAD.of_update(noise, sums, bits=False)
+        ahead = _in_memory(noise.draws)
         rounding = noise.rounding
         streams = words_of(noise.stream), _NO_NOISE if rounding is None else words_of(rounding)
         law, positions = law_of(noise.distribution), list(noise.positions)
@@ -206,7 +219,8 @@ def _update_step(
     tiles = int((-(-sizes // TILE)).sum())
 
     def part(_: int, begin: int, end: int) -> int:
-        return _update(kind, floats[0], streams, law, on, items, (like_sum, like_param), begin, end)
+        given = kind, floats[0], streams, law, ahead, on, items, (like_sum, like_param)
+        return _update(*given, begin, end)
 
     bad = sum(in_parts(tiles, team_of(tiles, _GRAIN), part))
     # Autograd must know that these changed, as it would after an in-place torch operation.
@@ -215,10 +229,15 @@ def _update_step(
     return bad
 
 
+def _in_memory(draws: update.Draws | None) -> tuple[Array, Array, int]:
+    """Return draws that are in memory, their rounding bits, and the position of the first."""
+    if draws is None:
+        return _NO_DRAWS
+    bits = _NO_DRAWS[1] if draws.rounding is None else draws.rounding.numpy()
+    return draws.values.numpy(), bits, draws.first
+
+
 def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
-    given: update.Noise | None = kwargs.get("noise")
-    if given is not None and given.draws is not None:
-        return "makes its draws in registers, got prefetched draws"
     if kwargs.get("maps") is not None:
         return "noises sums as they are, got maps"
     return on_cpu(*params)

@@ -72,9 +72,7 @@ def loss_kernel(
     tl.store(loss + at, tl.sum(half2, axis=1), mask=at < rows)
 
 
-def refuse(*_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
-    if noise is not None and noise.draws is not None:
-        return "makes its draws in registers, got prefetched draws"
+def never(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -112,6 +110,7 @@ def release_rows(values: torch.Tensor, noise: coef.Noise, position: int) -> None
         distribution="laplace",
         stream=noise.stream,
         rounding=noise.rounding,
+        draws=noise.draws,
         per_unit=per_unit,
         unit=cell,
     )
@@ -152,7 +151,7 @@ def _quadratic(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("coef.perturb", _perturb, refuse),
-    ("coef.quadratic", _quadratic, refuse),
+    ("coef.perturb", _perturb, never),
+    ("coef.quadratic", _quadratic, never),
 )
 """``(op, run, refuse)``."""

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from ... import coef
 from ...coef import features
-from .coef import LANES, refuse, release_rows
+from .coef import LANES, never, release_rows
 from .launch import INTERPRETED, launch
 
 _ENTRIES_AT_ONCE = 1 << (22 if INTERPRETED else 26)
@@ -115,5 +115,5 @@ def _sums(
     return linear, columns
 
 
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("coef.expanded", _expanded, refuse),)
+KERNELS: tuple[tuple[str, Any, Any], ...] = (("coef.expanded", _expanded, never),)
 """``(op, run, refuse)``."""

@@ -16,6 +16,7 @@ import triton.language as tl
 from ....base.codes import DISTRIBUTIONS, words
 from ....base.laws import LAWS, gaussian_tail
 from .chacha import blocks
+from .launch import INTERPRETED
 
 GAUSSIAN = tl.constexpr(DISTRIBUTIONS.code("gaussian"))
 LAPLACE = tl.constexpr(DISTRIBUTIONS.code("laplace"))
@@ -26,6 +27,30 @@ LANES = tl.constexpr(16)
 TILE = tl.constexpr(512)
 FINE_BITS = tl.constexpr(14)
 ESCAPE = tl.constexpr(255)
+
+
+_MOST_TILES = 1024
+
+
+def tiles_of(position: int, count: int) -> tuple[int, int, int]:
+    """Return the first tile, how many coordinates precede these in it, and how many tiles they
+    meet.
+    """
+    first, skip = divmod(position, 512)
+    return first, skip, -(-(skip + count) // 512)
+
+
+def tiles_per_program(tiles: int) -> int:
+    """Return how many tiles a program takes.
+
+    The interpreter takes about as long for a thousand tiles as for one.
+    """
+    return min(_MOST_TILES, triton.next_power_of_2(tiles)) if INTERPRETED else 8
+
+
+def programs(tiles: int) -> int:
+    """Return how many programs share these tiles."""
+    return -(-tiles // tiles_per_program(tiles)) if tiles else 0
 
 
 @cache

@@ -11,35 +11,17 @@ from torch.autograd.graph import increment_version
 
 from ....base.rng import Stream
 from ... import noise
+from ..._draws import Draws
 from .. import _numbers, _rounding
+from .._ahead import Ahead
 from . import chacha, lattice
-from .launch import INTERPRETED, at, launch, number
+from .lattice import programs, tiles_of, tiles_per_program
+from .launch import at, launch, number
+from .sources import BLOCK, source_draws
 
 _BLOCKS = 128  # of the cipher in a program
-_MOST_TILES = 1024
 REGISTERS = 128
 """The maximum of registers per thread. Left alone, ptxas aims at fewer and spills."""
-
-
-def tiles_of(position: int, count: int) -> tuple[int, int, int]:
-    """Return the first tile, how many coordinates precede these in it, and how many tiles they
-    meet.
-    """
-    first, skip = divmod(position, 512)
-    return first, skip, -(-(skip + count) // 512)
-
-
-def tiles_per_program(tiles: int) -> int:
-    """Return how many tiles a program takes.
-
-    The interpreter takes about as long for a thousand tiles as for one.
-    """
-    return min(_MOST_TILES, triton.next_power_of_2(tiles)) if INTERPRETED else 8
-
-
-def programs(tiles: int) -> int:
-    """Return how many programs share these tiles."""
-    return -(-tiles // tiles_per_program(tiles)) if tiles else 0
 
 
 @triton.jit(do_not_specialize=["first", "n", *chacha.STREAM])
@@ -79,6 +61,24 @@ def draws_kernel(
         tl.store(out + index, x[k], mask=(index >= 0) & (index < n))
 
 
+@triton.jit
+def _release(values, out, index, inside, x, carry, per_unit, unit):
+    """Release the values at ``index``; return 1 where a float is not finite."""
+    unusable = tl.zeros(index.shape, tl.int32)
+    v = tl.load(values + index, mask=inside, other=0)
+    if values.dtype.element_ty.is_floating():
+        units = v * number(per_unit, v.dtype)
+        usable = lattice.finite(units)
+        unusable += tl.where(usable, 0, 1)
+        y = lattice.release_floats(tl.where(usable, units, 0.0), carry, x)
+    else:
+        y = lattice.release_integers(v, x)
+    if out.dtype.element_ty.is_floating():
+        y = y.to(out.dtype.element_ty) * number(unit, out.dtype.element_ty)
+    tl.store(out + index, y, mask=inside)
+    return unusable
+
+
 @triton.jit(do_not_specialize=[
     "first", "skip", "n", "per_unit", "unit", *chacha.STREAM, *chacha.ROUNDING
 ])  # fmt: skip
@@ -104,7 +104,6 @@ def release_kernel(
     The noise stays in registers.
     """
     FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
-    OUT: tl.constexpr = out.dtype.element_ty
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
     start = lattice.first_index(tile, lane, skip)
@@ -116,19 +115,34 @@ def release_kernel(
     for k in tl.static_range(32):
         index = start + 16 * k
         inside = (index >= 0) & (index < n)
-        v = tl.load(values + index, mask=inside, other=0)
-        if FLOATS:
-            units = v * number(per_unit, v.dtype)
-            usable = lattice.finite(units)
-            unusable += tl.where(usable, 0, 1)
-            y = lattice.release_floats(tl.where(usable, units, 0.0), bits[k], x[k])
-        else:
-            y = lattice.release_integers(v, x[k])
-        if OUT.is_floating():
-            y = y.to(OUT) * number(unit, OUT)
-        tl.store(out + index, y, mask=inside)
+        carry = bits[k] if FLOATS else 0
+        unusable += _release(values, out, index, inside, x[k], carry, per_unit, unit)
     if FLOATS:
         tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["n", "per_unit", "unit"])
+def release_drawn_kernel(
+    values,
+    out,
+    nonfinite,
+    drawn,
+    bits,
+    n: tl.int64,
+    per_unit: tl.int64,
+    unit: tl.int64,
+    BLOCK: tl.constexpr,
+):
+    """Release as ``release_kernel`` does, with draws and rounding bits that are in memory."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < n
+    x = tl.load(drawn + index, mask=inside, other=0)
+    if values.dtype.element_ty.is_floating():
+        carry = tl.load(bits + index, mask=inside, other=0).to(tl.int32) & 0xFFFF
+        unusable = _release(values, out, index, inside, x, carry, per_unit, unit)
+        tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
+    else:
+        _release(values, out, index, inside, x, 0, per_unit, unit)
 
 
 def release(
@@ -140,14 +154,25 @@ def release(
     distribution: str,
     stream: Stream,
     rounding: Stream | None,
+    draws: Draws | None,
     per_unit: float,
     unit: float,
 ) -> None:
     """Add noise to ``values`` from ``position`` on; ``out`` may be the same tensor.
 
-    Floats that are not finite count as zero and are added to ``nonfinite``, int64.
+    Floats that are not finite count as zero and are added to ``nonfinite``, int64. Draws of a table
+    are written to memory first, and rounding bits with draws that bring none.
     """
     n = values.numel()
+    if draws is not None:
+        stochastic = rounding if values.is_floating_point() else None
+        held = _AHEAD.written(draws, position, n, values.device, stochastic)
+        bits = held.values if held.rounding is None else held.rounding
+        here = slice(position - held.first, position - held.first + n)
+        given = values, out, nonfinite, held.values[here], bits[here], n
+        numbers = _numbers.bits(per_unit), _numbers.bits(unit)
+        launch(release_drawn_kernel, -(-n // BLOCK), values, *given, *numbers, BLOCK=BLOCK)
+        return
     first, skip, tiles = tiles_of(position, n)
     launch(
         release_kernel,
@@ -210,12 +235,6 @@ def _lattice_draws(
     return made.to(device) if out is None else out.copy_(made)
 
 
-def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
-    if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got prefetched draws"
-    return None
-
-
 def _add_noise(
     x: torch.Tensor,
     *,
@@ -224,14 +243,16 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
-    draws: None = None,
+    draws: Draws | None = None,
 ) -> torch.Tensor:
     if isinstance(scale, torch.Tensor):
         # Draws and bits go through memory: rare, and torch's operations release them as well.
         place: dict[str, Any] = {"position": position, "count": x.numel(), "device": x.device}
-        drawn = _lattice_draws(stream, distribution=distribution, **place)
-        bits = _rounding_bits(rounding or stream, **place).to(torch.int32).bitwise_and_(0xFFFF)
-        return noise.add_drawn(x, (drawn, bits), scale)
+        if draws is None:
+            draws = Draws(position, _lattice_draws(stream, distribution=distribution, **place))
+        held = _AHEAD.written(draws, position, x.numel(), x.device, rounding)
+        drawn = held.at(position, x.numel()), held.bits_at(position, x.numel())
+        return noise.add_drawn(x, drawn, scale)
     release(
         x,
         x,
@@ -240,6 +261,7 @@ def _add_noise(
         distribution=distribution,
         stream=stream,
         rounding=rounding,
+        draws=draws,
         per_unit=_numbers.per_unit(scale, x.dtype) if scale is not None else 0.0,
         unit=_numbers.cell(scale, x.dtype) if scale is not None else 0.0,
     )
@@ -252,11 +274,12 @@ def _never(*_: Any, **__: Any) -> None:
 
 
 _rounding_bits = _rounding.from_keystream(_keystream)
+_AHEAD = Ahead(source_draws, _rounding_bits)
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _never),
     ("noise.lattice_draws", _lattice_draws, _never),
     ("noise.rounding_bits", _rounding_bits, _never),
-    ("noise.add_noise", _add_noise, _refuse_add_noise),
+    ("noise.add_noise", _add_noise, _never),
 )
 """``(op, run, refuse)``."""

@@ -138,8 +138,6 @@ def _refuse(
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    if noise is not None and noise.draws is not None:
-        return "makes its draws in registers, got prefetched draws"
     if maps is not None:
         return "noises sums as they are, got maps"
     if noise is not None and noise.step_counter is not None:
@@ -177,6 +175,7 @@ def _step(
                 distribution=noise.distribution,
                 stream=noise.stream,
                 rounding=noise.rounding,
+                draws=noise.draws,
                 per_unit=_numbers.per_unit(noise.scales[i], dtype),
                 unit=_numbers.step(noise.scales[i], gradient_scale, dtype),
             )
