@@ -106,11 +106,10 @@ def record(
     return released.clamp_(0, 1) if clip else released
 
 
-class PrefetchedDraws:
-    """Draws of each step for all runs, several steps prefetched at once.
+class _Ahead:
+    """Draws of all runs' steps, several steps prefetched at once.
 
-    One step has ``parts`` groups of ``width`` coordinates of every run. Group p of all runs begins
-    at ``quadratic_position`` behind group p - 1, as the fused kernels of ``coef`` read it.
+    One step has ``parts`` groups of ``width`` coordinates of every run.
 
     With ``sources``, one new source for each key, the draws are theirs; rounding bits that a source
     does not give come from the streams.
@@ -129,46 +128,33 @@ class PrefetchedDraws:
         purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE
         self.streams = [key.stream(purpose, VISITS) for key in keys]
         self.roundings = [key.stream(Purpose.ROUNDING, VISITS) for key in keys]
-        runs = len(keys)
-        self._starts = [quadratic_position(0, runs * width) * part for part in range(parts)]
-        self._size = self._starts[-1] + runs * width
-        self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
+        self._steps = max(1, min(1024, _AT_ONCE // max(1, len(keys) * width * parts)))
         self._first, self._sources = -1, sources
-        count = self._steps * parts * width
+        self._count = self._steps * parts * width
         for key, source in zip(keys, sources, strict=bool(sources)):
-            source.bind_blocks(key, law=distribution, stream=VISITS, count=count)
-        # What stands between two groups is never read.
-        self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
-        self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
+            source.bind_blocks(key, law=distribution, stream=VISITS, count=self._count)
 
-    def take(self, step: int) -> Draws:
-        """Return the draws of this step, at positions from 0 on."""
+    def _row(self, step: int) -> int:
+        """Return the place of a step among those that are made; make them."""
         first = step // self._steps * self._steps
         if first != self._first:
-            self._make(first)
-        row = step - first
-        return Draws(0, self._values[row], self._bits[row])
+            for run in range(len(self.streams)):
+                self._put(run, *self._drawn(run, first * self._parts * self._width))
+            self._first = first
+        return step - first
 
-    def _make(self, first: int) -> None:
-        each = self._parts * self._width
-        count, start = self._steps * each, first * each
-        shape = (self._steps, self._parts, self._width)
-        for run in range(len(self.streams)):
-            values, bits = (made.view(shape) for made in self._drawn(run, start, count))
-            for part, place in enumerate(self._starts):
-                here = slice(place + run * self._width, place + (run + 1) * self._width)
-                self._values[:, here] = values[:, part]
-                self._bits[:, here] = bits[:, part]
-        self._first = first
+    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
+        """Put a run's draws and rounding bits, ``[steps parts width]``, where they are read."""
+        raise NotImplementedError
 
-    def _drawn(self, run: int, start: int, count: int) -> tuple[Tensor, Tensor]:
+    def _drawn(self, run: int, start: int) -> tuple[Tensor, Tensor]:
         """Return a run's draws from position ``start`` on, and their rounding bits."""
-        place: dict[str, Any] = {"position": start, "count": count}
+        place: dict[str, Any] = {"position": start, "count": self._count}
         if not self._sources:
             values = noise.lattice_draws(self.streams[run], distribution=self.distribution, **place)
             return values, noise.rounding_bits(self.roundings[run], **place)
         source = self._sources[run]
-        draws = source.take(start // count)
+        draws = source.take(start // self._count)
         values = noise.source_draws(draws, **place)
         if draws.rounding is None:
             bits = noise.rounding_bits(self.roundings[run], **place)
@@ -176,6 +162,59 @@ class PrefetchedDraws:
             bits = draws.rounding.clone()
         source.done()
         return values, bits
+
+
+class PrefetchedDraws(_Ahead):
+    """Draws of one step after the other, for all runs together.
+
+    Group p of all runs begins at ``quadratic_position`` behind group p - 1, as the fused kernels of
+    ``coef`` read it.
+    """
+
+    def __init__(self, keys: Sequence[Key], *, width: int, parts: int = 1, **given: Any) -> None:
+        super().__init__(keys, width=width, parts=parts, **given)
+        runs = len(keys)
+        self._starts = [quadratic_position(0, runs * width) * part for part in range(parts)]
+        size = self._starts[-1] + runs * width
+        # What stands between two groups is never read.
+        self._values = torch.empty(self._steps, size, dtype=torch.int32)
+        self._bits = torch.empty(self._steps, size, dtype=torch.int16)
+
+    def take(self, step: int) -> Draws:
+        """Return the draws of this step, at positions from 0 on."""
+        row = self._row(step)
+        return Draws(0, self._values[row], self._bits[row])
+
+    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
+        shape = (self._steps, self._parts, self._width)
+        for part, place in enumerate(self._starts):
+            here = slice(place + run * self._width, place + (run + 1) * self._width)
+            self._values[:, here] = values.view(shape)[:, part]
+            self._bits[:, here] = bits.view(shape)[:, part]
+
+
+class StepDraws(_Ahead):
+    """Draws of several steps for each run by itself, as ``coef.descend`` reads them."""
+
+    def __init__(self, keys: Sequence[Key], *, users: int, n: int, **given: Any) -> None:
+        super().__init__(keys, width=users * n, parts=2, **given)
+        shape = (len(keys), self._steps, 2, users, n)
+        self._values = torch.empty(shape, dtype=torch.int32)
+        self._bits = torch.empty(shape, dtype=torch.int16)
+
+    def room(self, step: int) -> int:
+        """Return how many steps from this one on can be taken together."""
+        return self._steps - step % self._steps
+
+    def take(self, step: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return draws and rounding bits of ``count`` steps, ``[R, count, 2, m, n]``."""
+        row = self._row(step)
+        here = slice(row, row + count)
+        return self._values[:, here].contiguous(), self._bits[:, here].contiguous()
+
+    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
+        self._values[run] = values.view(self._values.shape[1:])
+        self._bits[run] = bits.view(self._bits.shape[1:])
 
 
 class Environment:
@@ -187,12 +226,16 @@ class Environment:
         self._steps = max(1, min(1024, _AT_ONCE // max(1, len(keys) * width)))
         self._first, self._made = -1, torch.empty(0)
 
-    def take(self, step: int) -> Tensor:
-        """Return the step's noise, float32 ``[R, width]``."""
+    def room(self, step: int) -> int:
+        """Return how many steps from this one on can be taken together."""
+        return self._steps - step % self._steps
+
+    def take(self, step: int, count: int = 1) -> Tensor:
+        """Return the noise of ``count`` steps, float32 ``[count, R, width]``."""
         first = step // self._steps * self._steps
         if first != self._first:
             self._made, self._first = self.block(first, self._steps), first
-        return self._made[step - first]
+        return self._made[step - first : step - first + count]
 
     def block(self, first: int, steps: int) -> Tensor:
         """Return the noise of several steps, float32 ``[steps, R, width]``."""

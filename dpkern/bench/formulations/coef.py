@@ -179,7 +179,35 @@ def _evaluated_scaled_before(args: Arguments) -> Callable[[], Any]:
     return call
 
 
+def _descent(args: Arguments) -> Callable[[], Any]:
+    """Return steps of batched products, all runs at once; noise was drawn and scaled before."""
+    encoder, decoder = (args[name].flatten(0, 1) for name in ("encoder", "decoder"))
+    x, order, lr, c = args["inputs"][0], args["order"].flatten(1), args["lr"], args["constant"]
+    targets = args["targets"][0]
+    shape = (*order.shape, x.shape[1])
+    u, w = (laplace_by_inverse(x)(torch.empty(shape, dtype=x.dtype)) for _ in range(2))
+    scale, growth = args["scale"], args["growth"]
+
+    def call() -> Any:
+        for rows, one, two in zip(order, u, w, strict=True):
+            seen, target = x[rows], targets[rows]
+            h = torch.bmm(seen[:, None], encoder).sigmoid_()[:, 0]
+            shift = h.sum(1, keepdim=True).mul_(c)
+            z = torch.bmm(h[:, None], decoder)[:, 0].add_(shift)
+            each = shift.mul(0.5).add_(2).mul_(shift).mul_(growth).add_(scale)
+            a1 = torch.addcmul(0.5 - target, one, each)
+            a2 = torch.addcmul(target.mul(0.5).sub_(0.25), two, each)
+            g = torch.addcmul(a1, a2, z, value=2)
+            back = torch.bmm(decoder, g[:, :, None])[:, :, 0].add_(g.sum(1, keepdim=True), alpha=c)
+            back.mul_(h - h * h)
+            encoder.baddbmm_(seen[:, :, None], back[:, None], alpha=-lr)
+            decoder.baddbmm_(h[:, :, None], g[:, None], alpha=-lr)
+
+    return call
+
+
 FORMULATIONS = {
+    "coef.descend": (Formulation("batched products", _descent, draws=True),),
     "coef.expanded": (
         *_ways(_expanded),
         Formulation(
