@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 #include <vector>
 
 #include "core/coef.h"
@@ -78,93 +79,93 @@ DPK_INLINE inline Half<T> sums_of(const Row<T> (&x)[kHalf]) {
          __builtin_shuffle(low, high, Places{1, 3, 9, 11, 5, 7, 13, 15});
 }
 
-// Memory of one run, in lanes. Features and units that fill up the last vectors have weights 0.
+// A run's memory, in lanes. Features and units that fill up the last vectors have weights 0.
 template <class T>
 struct Room {
+  std::int64_t run;
   std::vector<Lanes<T>> encoder, decoder;  // [users, units, chunks]
   std::vector<Lanes<T>> inputs, logits;    // [users, chunks]
   std::vector<T> hidden;                   // [users, units]
 };
 
-// A run's memory as a kernel wants it, and sizes. `units` and `chunks` are those of the code and of
-// the features in whole vectors.
-template <class T>
-struct Work {
-  const Descend<T>& call;
-  std::int64_t run;
+// Sizes in whole vectors: of the code, and of a record.
+struct Whole {
   int units;
   int chunks;
-  Lanes<T>* encoder;
-  Lanes<T>* decoder;
-  Lanes<T>* inputs;
-  Lanes<T>* logits;
-  T* hidden;
 };
 
 template <class T>
-void copy_weights(const Work<T>& w, bool back) {
-  const std::int64_t users = w.call.M, n = w.call.n, code = w.call.l;
-  for (std::int64_t user = 0; user < users; ++user) {
-    const std::int64_t pair = w.run * users + user;
-    T* const first = w.call.encoder + pair * n * code;
-    T* const second = w.call.decoder + pair * code * n;
-    for (std::int64_t r = 0; r < code; ++r) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t at = (user * w.units + r) * w.chunks + i / kLanes;
-        T& encoded = w.encoder[at].of[i % kLanes];
-        T& decoded = w.decoder[at].of[i % kLanes];
+void copy_weights(const Descend<T>& call, const Whole& whole, Room<T>& room, bool back) {
+  for (std::int64_t user = 0; user < call.M; ++user) {
+    const std::int64_t pair = room.run * call.M + user;
+    T* const first = call.encoder + pair * call.n * call.l;
+    T* const second = call.decoder + pair * call.n * call.l;
+    for (std::int64_t r = 0; r < call.l; ++r) {
+      for (std::int64_t i = 0; i < call.n; ++i) {
+        const auto at =
+            static_cast<std::size_t>((user * whole.units + r) * whole.chunks + i / kLanes);
+        T& encoded = room.encoder[at].of[i % kLanes];
+        T& decoded = room.decoder[at].of[i % kLanes];
         if (back) {
-          first[i * code + r] = encoded;
-          second[r * n + i] = decoded;
+          first[i * call.l + r] = encoded;
+          second[r * call.n + i] = decoded;
         } else {
-          encoded = first[i * code + r];
-          decoded = second[r * n + i];
+          encoded = first[i * call.l + r];
+          decoded = second[r * call.n + i];
         }
       }
     }
   }
 }
 
+template <class T>
+void begin(const Descend<T>& call, const Whole& whole, std::int64_t run, Room<T>& room) {
+  room.run = run;
+  const auto rows = static_cast<std::size_t>(call.M * whole.chunks);
+  const auto units = static_cast<std::size_t>(whole.units);
+  for (auto* weights : {&room.encoder, &room.decoder}) weights->assign(rows * units, Lanes<T>{});
+  for (auto* row : {&room.inputs, &room.logits}) row->assign(rows, Lanes<T>{});
+  room.hidden.assign(static_cast<std::size_t>(call.M) * units, T{});
+  copy_weights(call, whole, room, false);
+}
+
 // The first `count` lanes from an address, where a whole vector may reach behind the end.
 template <class T>
-DPK_INLINE inline const T* whole(const T* from, const T* end, int count, Lanes<T>& room) {
+DPK_INLINE inline const T* readable(const T* from, const T* end, int count, Lanes<T>& room) {
   if (end - from >= kLanes) return from;
   for (int i = 0; i < kLanes; ++i) room.of[i] = i < count ? from[i] : T{};
   return room.of;
 }
 
-// A thread's work on one run.
+// The steps of a call's runs. kSmall: a record is one vector, and the code half of one.
 template <class T, bool kSmall>
-class Run {
+class Steps {
  public:
   using V = Row<T>;
   static constexpr int kGroup = kSmall ? kHalf : kLanes;  // units that are summed together
 
-  DPK_INLINE explicit Run(const Work<T>& work)
-      : w_(work),
-        c_(work.call),
-        n_(static_cast<int>(c_.n)),
-        constant_(static_cast<T>(c_.constant)),
-        scale_(static_cast<T>(c_.scale)),
-        growth_(static_cast<T>(c_.growth)),
-        limit_(static_cast<T>(c_.limit)),
-        rate_(static_cast<T>(c_.lr)),
-        per_unit_(1),
-        cell_(1) {
+  DPK_INLINE Steps(const Descend<T>& call, const Whole& whole)
+      : c_(call),
+        whole_(whole),
+        users_(static_cast<int>(call.M)),
+        constant_(static_cast<T>(call.constant)),
+        limit_(static_cast<T>(call.limit)),
+        rate_(static_cast<T>(call.lr)),
+        lattice_(call.draws != nullptr ? call.scale : 1.0) {
     for (int i = 0; i < kLanes; ++i) place_[i] = static_cast<typename Places::Of>(i);
-    if (c_.draws != nullptr) at_scale(c_.scale);
   }
 
-  // Visit one record of every user; false: a logit lies beyond the limit, and nothing has changed.
-  DPK_INLINE bool step(std::int64_t number) {
+  // Pass a record of every user; false: a logit lies beyond the limit.
+  DPK_INLINE bool look(Room<T>& room, std::int64_t step) const {
     typename Places::Type beyond{};
-    for (int user = 0; user < static_cast<int>(c_.M); ++user) beyond |= forward(number, user);
+    for (int user = 0; user < users_; ++user) beyond |= forward(room, step, user);
     typename Places::Of lanes[kLanes], any = 0;
     put_vector(beyond, lanes);
     for (int i = 0; i < kLanes; ++i) any |= lanes[i];
-    if (any != 0) return false;
-    for (int user = 0; user < static_cast<int>(c_.M); ++user) backward(number, user);
-    return true;
+    return any == 0;
+  }
+  DPK_INLINE void learn(Room<T>& room, std::int64_t step) const {
+    for (int user = 0; user < users_; ++user) backward(room, step, user);
   }
 
  private:
@@ -173,69 +174,77 @@ class Run {
     using Type = Vector<Of, kLanes>;
   };
 
-  DPK_INLINE int units() const { return kSmall ? kHalf : w_.units; }
-  DPK_INLINE int chunks() const { return kSmall ? 1 : w_.chunks; }
-  DPK_INLINE int valid(int chunk) const { return std::min(kLanes, n_ - chunk * kLanes); }
+  DPK_INLINE int units() const { return kSmall ? kHalf : whole_.units; }
+  DPK_INLINE int chunks() const { return kSmall ? 1 : whole_.chunks; }
+  DPK_INLINE int valid(int chunk) const {
+    return std::min(kLanes, static_cast<int>(c_.n) - chunk * kLanes);
+  }
   DPK_INLINE V masked(const V& x, int count) const {
     return place_ < static_cast<typename Places::Of>(count) ? x : V{};
   }
-  DPK_INLINE std::int64_t pair(int user) const { return w_.run * c_.M + user; }
-  // A record's features in a table of rows, which is one for all runs or each run's own.
-  DPK_INLINE V record(const T* table, std::int64_t tables, std::int64_t number, int user,
-                      int chunk) const {
-    const std::int64_t row = c_.order[(number * c_.R + w_.run) * c_.M + user];
-    const std::int64_t first = (tables > 1 ? w_.run * c_.N : 0) + row;
+  DPK_INLINE V features(const T* from, const T* end, int chunk) const {
     Lanes<T> room;
-    const T* const from = table + first * c_.n + chunk * kLanes;
     const int count = valid(chunk);
-    return masked(vector_at<V>(whole(from, table + tables * c_.N * c_.n, count, room)), count);
+    return masked(vector_at<V>(readable(from, end, count, room)), count);
   }
-  DPK_INLINE V input(std::int64_t number, int user, int chunk) const {
-    V x = record(c_.inputs, c_.P, number, user, chunk);
-    if (c_.added != nullptr) {
-      const std::int64_t first = (number * c_.R * c_.M + pair(user)) * c_.n + chunk * kLanes;
-      Lanes<T> room;
-      const T* const end = c_.added + c_.S * c_.R * c_.M * c_.n;
-      const int count = valid(chunk);
-      x = x + masked(vector_at<V>(whole(c_.added + first, end, count, room)), count);
+  DPK_INLINE std::int64_t visit(const Room<T>& room, std::int64_t step, int user) const {
+    return (room.run * c_.S + step) * c_.M + user;
+  }
+  // A record's features in a table of rows, which is one for all runs or each run's own.
+  DPK_INLINE V record(const T* table, std::int64_t tables, const Room<T>& room, std::int64_t step,
+                      int user, int chunk) const {
+    const std::int64_t row = c_.order[visit(room, step, user)];
+    const std::int64_t first = (tables > 1 ? room.run * c_.N : 0) + row;
+    return features(table + first * c_.n + chunk * kLanes, table + tables * c_.N * c_.n, chunk);
+  }
+  DPK_INLINE V input(const Room<T>& room, std::int64_t step, int user, int chunk) const {
+    const V x = record(c_.inputs, c_.P, room, step, user, chunk);
+    if (c_.added == nullptr) return x;
+    const std::int64_t first = visit(room, step, user) * c_.n + chunk * kLanes;
+    return x + features(c_.added + first, c_.added + c_.R * c_.S * c_.M * c_.n, chunk);
+  }
+  DPK_INLINE T shift_of(const T* hidden) const {
+    Half<T> sums[2] = {};
+    for (int first = 0; first < units(); first += kHalf) {
+      sums[first / kHalf % 2] += vector_at<Half<T>>(hidden + first);
     }
-    return x;
+    return constant_ * sum_of<T>(sums[0] + sums[1]);
+  }
+  // Products of one row, [chunks], with that of every unit, [units, chunks]: for kHalf of them.
+  DPK_INLINE Half<T> products(const Lanes<T>* row, const Lanes<T>* of_units) const {
+    const int many = chunks();
+    V sums[kHalf];
+    for (int k = 0; k < kHalf; ++k) {
+      sums[k] = vector_at<V>(row) * vector_at<V>(of_units + k * many);
+      for (int chunk = 1; chunk < many; ++chunk) {
+        sums[k] = sums[k] + vector_at<V>(row + chunk) * vector_at<V>(of_units + k * many + chunk);
+      }
+    }
+    return sums_of<T>(sums);
   }
 
-  DPK_INLINE typename Places::Type forward(std::int64_t number, int user) const {
+  DPK_INLINE typename Places::Type forward(Room<T>& room, std::int64_t step, int user) const {
     const int many = chunks();
-    const Lanes<T>* const encoder = w_.encoder + user * units() * many;
-    const Lanes<T>* const decoder = w_.decoder + user * units() * many;
-    Lanes<T>* const inputs = w_.inputs + user * many;
-    T* const hidden = w_.hidden + user * units();
+    const Lanes<T>* const encoder = room.encoder.data() + user * units() * many;
+    const Lanes<T>* const decoder = room.decoder.data() + user * units() * many;
+    Lanes<T>* const inputs = room.inputs.data() + user * many;
+    T* const hidden = room.hidden.data() + user * units();
     for (int chunk = 0; chunk < many; ++chunk) {
-      put_vector(input(number, user, chunk), inputs + chunk);
+      put_vector(input(room, step, user, chunk), inputs + chunk);
     }
-    Half<T> low{}, high{};
     for (int first = 0; first < units(); first += kHalf) {
-      Row<T> sums[kHalf];
-      for (int k = 0; k < kHalf; ++k) {
-        sums[k] = vector_at<V>(inputs) * vector_at<V>(encoder + (first + k) * many);
-        for (int chunk = 1; chunk < many; ++chunk) {
-          sums[k] = sums[k] + vector_at<V>(inputs + chunk) *
-                                  vector_at<V>(encoder + (first + k) * many + chunk);
-        }
-      }
       const auto known = vector_at<Half<T>>(kUnitPlaces) < static_cast<T>(c_.l - first);
-      const Half<T> h = known ? sigmoid<T>(sums_of<T>(sums)) : Half<T>{};
-      put_vector(h, hidden + first);
-      (first % kLanes == 0 ? low : high) += h;
+      const Half<T> h = sigmoid<T>(products(inputs, encoder + first * many));
+      put_vector(known ? h : Half<T>{}, hidden + first);
     }
-    const T shift = constant_ * sum_of<T>(low + high);
+    const T shift = shift_of(hidden);
     typename Places::Type beyond{};
     for (int chunk = 0; chunk < many; ++chunk) {
       V sums[kGroup];
-      for (int k = 0; k < kGroup; ++k)
+      for (int k = 0; k < kGroup; ++k) {
         sums[k] = hidden[k] * vector_at<V>(decoder + k * many + chunk);
-      for (int first = kGroup; first < units(); first += kGroup) {
-        for (int k = 0; k < kGroup; ++k) {
-          sums[k] =
-              sums[k] + hidden[first + k] * vector_at<V>(decoder + (first + k) * many + chunk);
+        for (int r = k + kGroup; r < units(); r += kGroup) {
+          sums[k] = sums[k] + hidden[r] * vector_at<V>(decoder + r * many + chunk);
         }
       }
       for (int half = kGroup / 2; half > 0; half /= 2) {
@@ -244,79 +253,67 @@ class Run {
       const V z = masked(sums[0] + shift, valid(chunk));
       const V size = z < 0 ? -z : z;
       beyond |= ~(size <= limit_);
-      put_vector(z, w_.logits + user * many + chunk);
+      put_vector(z, room.logits.data() + user * many + chunk);
     }
     return beyond;
   }
 
   // Slopes of the loss by the logits.
-  DPK_INLINE V slope(std::int64_t number, int user, int chunk, const V& z) const {
-    const V x = record(c_.targets, c_.Q, number, user, chunk);
-    Lanes<T> linear, quadratic;
-    Lanes<T> targets;
-    put_vector(x, &targets);
+  DPK_INLINE V slope(const Room<T>& room, std::int64_t step, int user, int chunk, const V& z,
+                     const Lattice<T>& lattice) const {
+    Lanes<T> targets, linear, quadratic;
+    put_vector(record(c_.targets, c_.Q, room, step, user, chunk), &targets);
     for (int i = 0; i < kLanes; ++i) {
       linear.of[i] = linear_coefficient(targets.of[i]);
       quadratic.of[i] = quadratic_coefficient(targets.of[i], c_.form);
     }
     if (c_.draws != nullptr) {
-      const std::int64_t part = c_.M * c_.n, all = 2 * c_.R * c_.S * part;
-      const std::int64_t first = 2 * (w_.run * c_.S + number) * part + user * c_.n + chunk * kLanes;
-      noise(linear, first, all, valid(chunk));
-      noise(quadratic, first + part, all, valid(chunk));
+      const std::int64_t part = c_.M * c_.n;
+      const std::int64_t first = 2 * (room.run * c_.S + step) * part + user * c_.n;
+      add_noise(linear, first, chunk, lattice);
+      add_noise(quadratic, first + part, chunk, lattice);
     }
-    const V a1 = vector_at<V>(&linear), a2 = vector_at<V>(&quadratic);
-    return masked(quadratic_slope(a1, a2, z), valid(chunk));
+    const V slopes = quadratic_slope(vector_at<V>(&linear), vector_at<V>(&quadratic), z);
+    return masked(slopes, valid(chunk));
   }
-  DPK_INLINE void noise(Lanes<T>& values, std::int64_t first, std::int64_t all, int count) const {
+  DPK_INLINE void add_noise(Lanes<T>& values, std::int64_t first, int chunk,
+                            const Lattice<T>& lattice) const {
+    const std::int64_t at = first + chunk * kLanes, all = 2 * c_.R * c_.S * c_.M * c_.n;
     Lanes<std::int32_t> draw_room;
     Lanes<std::int16_t> bit_room;
-    const std::int32_t* const draws = whole(c_.draws + first, c_.draws + all, count, draw_room);
-    const std::int16_t* const bits = whole(c_.rounding + first, c_.rounding + all, count, bit_room);
-    const T per_unit = per_unit_, cell = cell_;
+    const int count = valid(chunk);
+    const std::int32_t* const draws = readable(c_.draws + at, c_.draws + all, count, draw_room);
+    const std::int16_t* const bits = readable(c_.rounding + at, c_.rounding + all, count, bit_room);
+    const T per_unit = lattice.per_unit, cell = lattice.cell;
     for (int i = 0; i < kLanes; ++i) {
       const std::uint32_t rounding = static_cast<std::uint16_t>(bits[i]);
       values.of[i] = noised_coefficient(values.of[i], per_unit, cell, rounding, draws[i]);
     }
   }
-  DPK_INLINE void at_scale(double scale) {
-    per_unit_ = per_unit_of<T>(scale);
-    cell_ = cell_of<T>(scale);
-  }
 
-  DPK_INLINE void backward(std::int64_t number, int user) {
+  DPK_INLINE void backward(Room<T>& room, std::int64_t step, int user) const {
     const int many = chunks();
-    Lanes<T>* const encoder = w_.encoder + user * units() * many;
-    Lanes<T>* const decoder = w_.decoder + user * units() * many;
-    const Lanes<T>* const inputs = w_.inputs + user * many;
-    Lanes<T>* const slopes = w_.logits + user * many;
-    const T* const hidden = w_.hidden + user * units();
-    if (c_.draws != nullptr && growth_ > 0) {
-      Half<T> low{}, high{};
-      for (int first = 0; first < units(); first += kHalf) {
-        (first % kLanes == 0 ? low : high) += vector_at<Half<T>>(hidden + first);
-      }
-      const T shift = constant_ * sum_of<T>(low + high);
-      at_scale(static_cast<double>(scale_at(scale_, growth_, shift)));
+    Lanes<T>* const encoder = room.encoder.data() + user * units() * many;
+    Lanes<T>* const decoder = room.decoder.data() + user * units() * many;
+    const Lanes<T>* const inputs = room.inputs.data() + user * many;
+    Lanes<T>* const slopes = room.logits.data() + user * many;
+    const T* const hidden = room.hidden.data() + user * units();
+    Lattice<T> lattice = lattice_;
+    if (c_.growth > 0) {
+      const T scale =
+          scale_at(static_cast<T>(c_.scale), static_cast<T>(c_.growth), shift_of(hidden));
+      lattice = Lattice<T>(static_cast<double>(scale));
     }
     V all{};
     for (int chunk = 0; chunk < many; ++chunk) {
-      const V g = slope(number, user, chunk, vector_at<V>(slopes + chunk));
+      const V g = slope(room, step, user, chunk, vector_at<V>(slopes + chunk), lattice);
       put_vector(g, slopes + chunk);
       all = all + g;
     }
     const T moved = constant_ * sum_of<T>(sum_of_halves<Half<T>, T, kLanes>(all));
     for (int first = 0; first < units(); first += kHalf) {
-      V sums[kHalf];
-      for (int k = 0; k < kHalf; ++k) {
-        sums[k] = vector_at<V>(slopes) * vector_at<V>(decoder + (first + k) * many);
-        for (int chunk = 1; chunk < many; ++chunk) {
-          sums[k] = sums[k] + vector_at<V>(slopes + chunk) *
-                                  vector_at<V>(decoder + (first + k) * many + chunk);
-        }
-      }
       const auto h = vector_at<Half<T>>(hidden + first);
-      const Half<T> code = (sums_of<T>(sums) + moved) * (h - h * h);
+      const Half<T> code = (products(slopes, decoder + first * many) + moved) * (h - h * h);
       T by_code[kHalf], by_hidden[kHalf];
       put_vector(code * rate_, by_code);
       put_vector(h * rate_, by_hidden);
@@ -333,66 +330,51 @@ class Run {
 
   static constexpr T kUnitPlaces[kHalf] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-  const Work<T> w_;
   const Descend<T>& c_;
-  int n_;
-  T constant_, scale_, growth_, limit_, rate_, per_unit_, cell_;
+  Whole whole_;
+  int users_;
+  T constant_, limit_, rate_;
+  Lattice<T> lattice_;  // of a scale that is the same for all
   typename Places::Type place_;
 };
 
 template <class T, bool kSmall>
-void take_steps(const Work<T>& work) {
-  bool stopped = false;
+void take_steps(const Descend<T>& call, const Whole& whole, Room<T>& room) {
   versioned([&]() DPK_INLINE {
-    Run<T, kSmall> run(work);
-    const std::int64_t steps = work.call.S;
-    bool going = true;
-    for (std::int64_t number = 0; going && number < steps; ++number) going = run.step(number);
-    stopped = !going;
+    const Steps<T, kSmall> steps(call, whole);
+    for (std::int64_t step = 0; step < call.S; ++step) {
+      if (!steps.look(room, step)) {
+        call.stopped[room.run] = 1;
+        break;
+      }
+      steps.learn(room, step);
+    }
   });
-  if (stopped) work.call.stopped[work.run] = 1;
 }
 
 }  // namespace
 
 template <class T>
 void descend(const Descend<T>& call, int threads) {
-  if (call.n == 0 || call.l == 0 || call.M == 0) return;
-  const auto whole_of = [](std::int64_t n, int each) {
-    return static_cast<int>((n + each - 1) / each) * each;
+  if (call.n == 0 || call.l == 0 || call.M == 0 || call.S == 0) return;
+  const auto vectors = [](std::int64_t n, int lanes) {
+    return static_cast<int>((n + lanes - 1) / lanes);
   };
   const bool small = call.n <= kLanes && call.l <= kHalf;
-  const int units = whole_of(call.l, small ? kHalf : kLanes);
-  const int chunks = whole_of(call.n, kLanes) / kLanes;
-  const auto rows = static_cast<std::size_t>(call.M * chunks);
-  const auto codes = static_cast<std::size_t>(call.M * units);
-  const std::int64_t grain =
-      std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, call.S * call.M));
-  parallel_for(call.R, grain, threads, [&](std::int64_t begin, std::int64_t end) {
+  const int units = small ? kHalf : vectors(call.l, kLanes) * kLanes;
+  const Whole whole{units, vectors(call.n, kLanes)};
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / (call.S * call.M));
+  parallel_for(call.R, grain, threads, [&](std::int64_t first, std::int64_t last) {
     Room<T> room;
-    for (std::int64_t run = begin; run < end; ++run) {
+    for (std::int64_t run = first; run < last; ++run) {
       if (call.stopped[run] != 0) continue;
-      for (auto* weights : {&room.encoder, &room.decoder}) {
-        weights->assign(rows * static_cast<std::size_t>(units), Lanes<T>{});
-      }
-      for (auto* row : {&room.inputs, &room.logits}) row->assign(rows, Lanes<T>{});
-      room.hidden.assign(codes, T{});
-      const Work<T> work{call,
-                         run,
-                         units,
-                         chunks,
-                         room.encoder.data(),
-                         room.decoder.data(),
-                         room.inputs.data(),
-                         room.logits.data(),
-                         room.hidden.data()};
-      copy_weights(work, false);
+      begin(call, whole, run, room);
       if (small) {
-        take_steps<T, true>(work);
+        take_steps<T, true>(call, whole, room);
       } else {
-        take_steps<T, false>(work);
+        take_steps<T, false>(call, whole, room);
       }
-      copy_weights(work, true);
+      copy_weights(call, whole, room, true);
     }
   });
 }

@@ -68,9 +68,9 @@ struct Descending {
   __device__ __forceinline__ Visit<T, kChunks> visit(std::int64_t step) const {
     Visit<T, kChunks> made{};
     if (!present) return made;
-    const std::int64_t place = step * call.runs * call.users + pair;
-    const std::int64_t row = call.order[place];
     const std::int64_t user = pair - run * call.users, part = call.users * call.features;
+    const std::int64_t place = (run * call.steps + step) * call.users + user;
+    const std::int64_t row = call.order[place];
     DPK_UNROLL
     for (int c = 0; c < kChunks; ++c) {
       const int i = feature(c);

@@ -76,14 +76,14 @@ class KernelSteps:
     def descend(
         self, weights: Weights, stopped: Tensor, step: int, order: Tensor, added: Tensor | None
     ) -> None:
-        """Take the steps whose records ``order`` ``[S, R, m]`` names, in place.
+        """Take the steps whose records ``order`` ``[R, S, m]`` names, in place.
 
         Args:
             weights: weights of all runs.
             stopped: int32 ``[R]``, as of ``coef.descend``.
             step: the number of the first of them.
             order: rows of all users' records.
-            added: noise of the environment, ``[S, R, m, n]``.
+            added: noise of the environment, ``[R, S, m, n]``.
         """
         inputs = targets = self._train
         if self._released is not None:
@@ -92,14 +92,15 @@ class KernelSteps:
             inputs = self._train if self._released.alone else targets
         given: dict[str, Any] = {}
         if self._ahead is not None:
-            given["draws"], given["rounding"] = self._ahead.take(step, len(order))
+            made = self._ahead.take(step, order.shape[1], stopped)
+            given = dict(zip(("draws", "rounding"), made, strict=True))
         place = weights.encoder.device
         tensors = {"inputs": inputs, "targets": targets, "order": order, "added": added, **given}
         coef.descend(
             weights.encoder,
             weights.decoder,
             stopped,
-            **{name: t if t is None else t.to(place) for name, t in tensors.items()},
+            **{n: t if t is None else t.to(place).contiguous() for n, t in tensors.items()},
             **self._settings,
         )
 

@@ -123,45 +123,37 @@ class _Ahead:
         parts: int = 1,
         distribution: Distribution = "laplace",
         sources: Sequence[BlockSource] = (),
+        at_once: int | None = None,
     ) -> None:
         self._width, self._parts, self.distribution = width, parts, distribution
         purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE
         self.streams = [key.stream(purpose, VISITS) for key in keys]
         self.roundings = [key.stream(Purpose.ROUNDING, VISITS) for key in keys]
-        self._steps = max(1, min(1024, _AT_ONCE // max(1, len(keys) * width * parts)))
+        fitting = (at_once or _AT_ONCE) // max(1, len(keys) * width * parts)
+        self._steps = max(1, min(1024, fitting))
         self._first, self._sources = -1, sources
         self._count = self._steps * parts * width
         for key, source in zip(keys, sources, strict=bool(sources)):
             source.bind_blocks(key, law=distribution, stream=VISITS, count=self._count)
 
-    def _row(self, step: int) -> int:
-        """Return the place of a step among those that are made; make them."""
-        first = step // self._steps * self._steps
-        if first != self._first:
-            for run in range(len(self.streams)):
-                self._put(run, *self._drawn(run, first * self._parts * self._width))
-            self._first = first
-        return step - first
-
-    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
-        """Put a run's draws and rounding bits, ``[steps parts width]``, where they are read."""
-        raise NotImplementedError
-
-    def _drawn(self, run: int, start: int) -> tuple[Tensor, Tensor]:
-        """Return a run's draws from position ``start`` on, and their rounding bits."""
-        place: dict[str, Any] = {"position": start, "count": self._count}
+    def _draw(self, run: int, values: Tensor, bits: Tensor) -> None:
+        """Write a run's draws and rounding bits of the steps from ``_first`` on."""
+        position = self._first * self._parts * self._width
+        place: dict[str, Any] = {"position": position, "count": self._count}
+        rounding = None
         if not self._sources:
-            values = noise.lattice_draws(self.streams[run], distribution=self.distribution, **place)
-            return values, noise.rounding_bits(self.roundings[run], **place)
-        source = self._sources[run]
-        draws = source.take(start // self._count)
-        values = noise.source_draws(draws, **place)
-        if draws.rounding is None:
-            bits = noise.rounding_bits(self.roundings[run], **place)
+            law = self.distribution
+            noise.lattice_draws(self.streams[run], distribution=law, out=values, **place)
         else:
-            bits = draws.rounding.clone()
-        source.done()
-        return values, bits
+            draws = self._sources[run].take(position // self._count)
+            noise.source_draws(draws, out=values, **place)
+            rounding = draws.rounding
+        if rounding is None:
+            noise.rounding_bits(self.roundings[run], out=bits, **place)
+        else:
+            bits.copy_(rounding)
+        if self._sources:
+            self._sources[run].done()
 
 
 class PrefetchedDraws(_Ahead):
@@ -182,22 +174,29 @@ class PrefetchedDraws(_Ahead):
 
     def take(self, step: int) -> Draws:
         """Return the draws of this step, at positions from 0 on."""
-        row = self._row(step)
+        first = step // self._steps * self._steps
+        if first != self._first:
+            self._first = first
+            self._make()
+        row = step - first
         return Draws(0, self._values[row], self._bits[row])
 
-    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
+    def _make(self) -> None:
+        made = [torch.empty(self._count, dtype=t.dtype) for t in (self._values, self._bits)]
         shape = (self._steps, self._parts, self._width)
-        for part, place in enumerate(self._starts):
-            here = slice(place + run * self._width, place + (run + 1) * self._width)
-            self._values[:, here] = values.view(shape)[:, part]
-            self._bits[:, here] = bits.view(shape)[:, part]
+        for run in range(len(self.streams)):
+            self._draw(run, *made)
+            for part, place in enumerate(self._starts):
+                here = slice(place + run * self._width, place + (run + 1) * self._width)
+                for all_runs, one in zip((self._values, self._bits), made, strict=True):
+                    all_runs[:, here] = one.view(shape)[:, part]
 
 
 class StepDraws(_Ahead):
     """Draws of several steps for each run by itself, as ``coef.descend`` reads them."""
 
     def __init__(self, keys: Sequence[Key], *, users: int, n: int, **given: Any) -> None:
-        super().__init__(keys, width=users * n, parts=2, **given)
+        super().__init__(keys, width=users * n, parts=2, at_once=4 * _AT_ONCE, **given)
         shape = (len(keys), self._steps, 2, users, n)
         self._values = torch.empty(shape, dtype=torch.int32)
         self._bits = torch.empty(shape, dtype=torch.int16)
@@ -206,15 +205,22 @@ class StepDraws(_Ahead):
         """Return how many steps from this one on can be taken together."""
         return self._steps - step % self._steps
 
-    def take(self, step: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return draws and rounding bits of ``count`` steps, ``[R, count, 2, m, n]``."""
-        row = self._row(step)
-        here = slice(row, row + count)
+    def take(self, step: int, count: int, stopped: Tensor) -> tuple[Tensor, Tensor]:
+        """Return draws and rounding bits of ``count`` steps, ``[R, count, 2, m, n]``.
+
+        Those of runs that are ``stopped`` may hold anything.
+        """
+        first = step // self._steps * self._steps
+        if first != self._first:
+            self._first = first
+            for run in _zeros(stopped):
+                self._draw(run, self._values[run].view(-1), self._bits[run].view(-1))
+        here = slice(step - first, step - first + count)
         return self._values[:, here].contiguous(), self._bits[:, here].contiguous()
 
-    def _put(self, run: int, values: Tensor, bits: Tensor) -> None:
-        self._values[run] = values.view(self._values.shape[1:])
-        self._bits[run] = bits.view(self._bits.shape[1:])
+
+def _zeros(marks: Tensor) -> list[int]:
+    return [place for place, mark in enumerate(marks.tolist()) if not mark]
 
 
 class Environment:

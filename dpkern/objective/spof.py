@@ -159,8 +159,8 @@ class SpofTraining:
                 "device",
                 expected="cpu, where steps of this method are operations on tensors",
                 got=str(self.device),
-                remedy="Train it on the CPU; kernels take polynomials that are noised afresh at "
-                "every visit or released once, without theorem 1's multipliers.",
+                remedy="Leave the device out: its kernel takes polynomials that are noised afresh "
+                "at every visit or released once, without theorem 1's multipliers.",
             )
         made = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
         self.weights = made.to(self.device)
@@ -260,11 +260,11 @@ class SpofTraining:
         if self._nature is not None:
             rooms.append(self._nature.room(self.step_number))
         count, runs = min(rooms), len(self.seeds)
-        order = self._orders[number : number + count].view(count, runs, -1)
+        order = self._orders[number : number + count].view(count, runs, -1).transpose(0, 1)
         added = None
         if self._nature is not None:
             nature = self._nature.take(self.step_number, count)
-            added = nature.view(count, runs, -1, self._train.shape[2])
+            added = nature.view(count, runs, -1, self._train.shape[2]).transpose(0, 1)
         rule.descend(self.weights, self._stopped, self.step_number, order, added)
         return count
 

@@ -25,7 +25,7 @@ def made(
         "stopped": torch.zeros(runs, dtype=torch.int32),
         "inputs": torch.rand(1, RECORDS, n, **kind),
         "targets": torch.rand(runs, RECORDS, n, **kind),
-        "order": torch.randint(RECORDS, (STEPS, runs, users), generator=generator),
+        "order": torch.randint(RECORDS, (runs, STEPS, users), generator=generator),
         "form": "printed",
         "lr": 0.05,
         "constant": 0.5,

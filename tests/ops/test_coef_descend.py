@@ -35,7 +35,7 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
 def steps(given: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
     """The call of some of the steps; it changes the same weights."""
     ahead = {k: given[k][:, begin:end].contiguous() for k in ("draws", "rounding")}
-    return given | ahead | {"order": given["order"][begin:end]}
+    return given | ahead | {"order": given["order"][:, begin:end].contiguous()}
 
 
 @pytest.mark.parametrize("noise", ["growing", "constant", "none"])
@@ -52,7 +52,7 @@ def test_bits_are_the_references(
 
 def test_what_is_added_to_inputs_is_seen() -> None:
     given = made(SHAPES["14 x 7"])
-    given["added"] = torch.randn(STEPS, 3, 2, 14)
+    given["added"] = torch.randn(3, STEPS, 2, 14)
     assert torch.equal(run(given, "cpu"), run(given, "reference"))
     assert not torch.equal(run(given), run(given | {"added": None}))
 
@@ -66,7 +66,6 @@ def test_a_run_is_the_same_alone_and_in_calls_of_any_length() -> None:
             k: v[here].contiguous() if isinstance(v, Tensor) and len(v) == 3 else v
             for k, v in given.items()
         }
-        alone["order"] = given["order"][:, here].contiguous()
         assert torch.equal(run(alone, "cpu"), whole[here])
     parts = {k: v.clone() if isinstance(v, Tensor) else v for k, v in given.items()}
     for begin, end in ((0, 1), (1, 4), (4, STEPS)):
@@ -88,10 +87,10 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("form", coef.FORMS)
 def test_a_step_follows_the_gradient_of_the_noisy_polynomial(form: str) -> None:
     given = made((2, 2, 14, 7), dtype=torch.float64) | {"form": form, "order": None}
-    given["order"] = torch.tensor([[[1, 2], [3, 4]]])
+    given["order"] = torch.tensor([[[1, 2]], [[3, 4]]])
     given |= {k: given[k][:, :1].contiguous() for k in ("draws", "rounding")}
     encoder, decoder = (given[k].clone().requires_grad_() for k in ("encoder", "decoder"))
-    rows = given["order"][0]
+    rows = given["order"][:, 0]
     x, t = given["inputs"][0][rows], given["targets"][torch.arange(2)[:, None], rows]
     hidden = torch.sigmoid(torch.einsum("rmn,rmnl->rml", x, encoder))
     shift = spof_loss.shift(hidden, 0.5)[..., None]

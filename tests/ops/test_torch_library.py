@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "sample_norm": lambda: _call([r(2, 3), r(2)], scale=[r(3) + 1, r(()) + 1]),
     "descend": lambda: _call(
         *(r(2, 2, 5, 3), r(2, 2, 3, 5), torch.zeros(2).int(), torch.rand(1, 4, 5)),
-        *(torch.rand(2, 4, 5), torch.ones(3, 2, 2).long()),
+        *(torch.rand(2, 4, 5), torch.ones(2, 3, 2).long()),
         form="taylor",
         lr=0.1,
         draws=torch.ones(2, 3, 2, 2, 5).int(),

@@ -182,7 +182,12 @@ def _evaluated_scaled_before(args: Arguments) -> Callable[[], Any]:
 def _descent(args: Arguments) -> Callable[[], Any]:
     """Return steps of batched products, all runs at once; noise was drawn and scaled before."""
     encoder, decoder = (args[name].flatten(0, 1) for name in ("encoder", "decoder"))
-    x, order, lr, c = args["inputs"][0], args["order"].flatten(1), args["lr"], args["constant"]
+    x, order, lr, c = (
+        args["inputs"][0],
+        args["order"].transpose(0, 1).flatten(1),
+        args["lr"],
+        args["constant"],
+    )
     targets = args["targets"][0]
     shape = (*order.shape, x.shape[1])
     u, w = (laplace_by_inverse(x)(torch.empty(shape, dtype=x.dtype)) for _ in range(2))

@@ -200,7 +200,7 @@ def descend(
             users=users,
             features=features,
             units=units,
-            steps=len(order),
+            steps=order.shape[1],
             records=inputs.shape[1],
             input_tables=len(inputs),
             target_tables=len(targets),

@@ -89,13 +89,13 @@ def descend(
     stopped: Int32[Tensor, "R", written],
     inputs: Float[Tensor, "P N n"],
     targets: Float[Tensor, "Q N n"],
-    order: Int64[Tensor, "S R M"],
+    order: Int64[Tensor, "R S M"],
     *,
     form: CoefForm,
     lr: Positive,
     constant: NonNegative = 0.0,
     limit: Positive = LOGIT_LIMIT,
-    added: Float[Tensor, "S R M n"] | None = None,
+    added: Float[Tensor, "R S M n"] | None = None,
     draws: Int32[Tensor, "R S 2 M n"] | None = None,
     rounding: Int16[Tensor, "R S 2 M n"] | None = None,
     scale: NonNegative = 0.0,
@@ -115,7 +115,7 @@ def descend(
             ``limit``, or NaN, in any of its users; that step changes no weights.
         inputs, targets: tables of records ``[N, n]``: one for all runs or one for each. With noise,
             targets in [0, 1].
-        order: the row of each step, run and user in the tables.
+        order: the row in the tables of each run, step and user.
         form: as for ``perturb``.
         lr: eta.
         constant: c, which every entry of the decoder is used plus.
@@ -139,10 +139,10 @@ def descend(
 
     Reference: SPOF, equations (3), (12), (32) and algorithm 1.
     """
-    for number, rows in enumerate(order):
+    for number, rows in enumerate(order.unbind(1)):
         x, t = _rows(inputs, rows), _rows(targets, rows)
         if added is not None:
-            x = x + added[number]
+            x = x + added[:, number]
         h = _sigmoid(lane_sum((x[..., None] * encoder).transpose(-1, -2)))
         shift = constant * lane_sum(h)[..., None]
         z = lane_sum((h[..., None] * decoder).transpose(-1, -2)) + shift
