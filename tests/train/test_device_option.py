@@ -167,9 +167,10 @@ def test_an_autoencoder_goes_to_its_device_where_one_kernel_takes_its_steps(
         raise StoppedError
 
     monkeypatch.setattr(objective, "training_device", meta)
-    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+    with monkeypatch.context() as patch:
         patch.setattr(objective, "SpofTraining", training)
-        make_session({**given, "device": "cpu", "out": tmp_path / "other"})
+        with pytest.raises(StoppedError):
+            make_session({**given, "device": "cpu", "out": tmp_path / "other"})
     assert seen == [meta("cpu")]
     kept = {"mode": "published", "settings": ("noise_schedule=once_per_record",)}
     with pytest.raises(InvalidInput, match="Leave the device out"):
