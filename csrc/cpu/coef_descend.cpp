@@ -21,6 +21,7 @@ namespace {
 constexpr int kLanes = kLossLanes;
 constexpr int kHalf = kLanes / 2;
 constexpr std::int64_t kGrain = 512;  // visits worth a thread
+constexpr std::int64_t kAhead = 4;    // steps whose records are on their way to the cache
 
 // Features of one row, or of one column of weights.
 template <class T>
@@ -157,6 +158,7 @@ class Steps {
 
   // Pass a record of every user; false: a logit lies beyond the limit.
   DPK_INLINE bool look(Room<T>& room, std::int64_t step) const {
+    fetch(room, std::min(step + kAhead, c_.S - 1));
     typename Places::Type beyond{};
     for (int user = 0; user < users_; ++user) beyond |= forward(room, step, user);
     typename Places::Of lanes[kLanes], any = 0;
@@ -187,15 +189,30 @@ class Steps {
     const int count = valid(chunk);
     return masked(vector_at<V>(readable(from, end, count, room)), count);
   }
+  // Records stand in any order: without this every one is waited for.
+  DPK_INLINE void fetch(const Room<T>& room, std::int64_t step) const {
+    for (int user = 0; user < users_; ++user) {
+      const std::int64_t row = c_.order[visit(room, step, user)];
+      fetch(row_of(c_.inputs, c_.P, room, row));
+      fetch(row_of(c_.targets, c_.Q, room, row));
+    }
+  }
+  DPK_INLINE void fetch(const T* row) const {
+    for (std::int64_t i = 0; i < c_.n; i += kLanes) __builtin_prefetch(row + i);
+    __builtin_prefetch(row + c_.n - 1);
+  }
   DPK_INLINE std::int64_t visit(const Room<T>& room, std::int64_t step, int user) const {
     return (room.run * c_.S + step) * c_.M + user;
   }
-  // A record's features in a table of rows, which is one for all runs or each run's own.
+  // A row of a table, which is one for all runs or each run's own.
+  DPK_INLINE const T* row_of(const T* table, std::int64_t tables, const Room<T>& room,
+                             std::int64_t row) const {
+    return table + ((tables > 1 ? room.run * c_.N : 0) + row) * c_.n;
+  }
   DPK_INLINE V record(const T* table, std::int64_t tables, const Room<T>& room, std::int64_t step,
                       int user, int chunk) const {
-    const std::int64_t row = c_.order[visit(room, step, user)];
-    const std::int64_t first = (tables > 1 ? room.run * c_.N : 0) + row;
-    return features(table + first * c_.n + chunk * kLanes, table + tables * c_.N * c_.n, chunk);
+    const T* const row = row_of(table, tables, room, c_.order[visit(room, step, user)]);
+    return features(row + chunk * kLanes, table + tables * c_.N * c_.n, chunk);
   }
   DPK_INLINE V input(const Room<T>& room, std::int64_t step, int user, int chunk) const {
     const V x = record(c_.inputs, c_.P, room, step, user, chunk);
