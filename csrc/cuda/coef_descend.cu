@@ -30,13 +30,15 @@ __device__ __forceinline__ T sum_of_units(const T (&x)[kCount], int lane, int ha
 
 // The sum of lanes of numbers that one thread has.
 template <int kCount, class T>
-__device__ __forceinline__ T sum_of_own(T (&x)[kCount]) {
-  DPK_UNROLL
-  for (int half = kCount / 2; half > 0; half /= 2) {
+__device__ __forceinline__ T sum_of_own(const T (&x)[kCount]) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    T sums[kCount / 2];
     DPK_UNROLL
-    for (int k = 0; k < half; ++k) x[k] = x[k] + x[k + half];
+    for (int k = 0; k < kCount / 2; ++k) sums[k] = x[k] + x[k + kCount / 2];
+    return sum_of_own<kCount / 2>(sums);
   }
-  return x[0];
 }
 
 // What one step needs from memory, for the features of one thread.
@@ -107,10 +109,7 @@ struct Descending {
     return own;
   }
   __device__ __forceinline__ T shift(const T (&hidden)[kUnits]) const {
-    T sums[kUnits];
-    DPK_UNROLL
-    for (int r = 0; r < kUnits; ++r) sums[r] = hidden[r];
-    return static_cast<T>(call.constant) * sum_of_own(sums);
+    return static_cast<T>(call.constant) * sum_of_own(hidden);
   }
   // Logits; whether one lies beyond the limit.
   __device__ __forceinline__ bool decode(const T (&hidden)[kUnits], T shifted,

@@ -289,7 +289,7 @@ FEATURES_SUM = CudaKernel(
     lambda *, records, numbers, **_: blocks_of(numbers if records else 0, layouts.FLAT_THREADS),
     _all(FLOATS),
 )
-DESCENT_ROOMS = {"float": ((8, 1), (16, 2)), "double": ((8, 1),)}
+DESCENT_ROOMS = {"float": ((8, 1), (16, 2)), "double": ((8, 1), (16, 1))}
 """Units of the code, and sixteens of features, that a thread has registers for."""
 DESCENT_USERS = layouts.DESCENT_THREADS // layouts.LANES
 DESCEND = CudaKernel(

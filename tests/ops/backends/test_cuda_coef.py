@@ -127,6 +127,7 @@ def test_runs_of_autoencoders_have_the_cpus_bits(emulator: ModuleType, noise: st
         ((2, 5, 14, 7), torch.float64),
         ((2, 16, 9, 8), torch.float32),
         ((2, 3, 30, 13), torch.float32),
+        ((1, 2, 16, 16), torch.float64),
         ((1, 1, 1, 1), torch.float64),
     )
     for shape, dtype in shapes:
