@@ -10,6 +10,7 @@ Usage::
     python -m benchmarks ring [--parameters N]              noise prefetched by a second thread
     python -m benchmarks noise-tables [--rounds N]          draws by source, tables included
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
+    python -m benchmarks spof-runs [--rounds N]             100 runs of SPOF at the source's size
     python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
     python -m benchmarks spectral-ratio [--rounds N]        the same over DP-SGD of this package
@@ -42,6 +43,7 @@ from . import (
     ring_speed,
     spectral_ratio,
     spectral_report,
+    spof_runs,
     spof_speed,
     step_report,
 )
@@ -273,6 +275,21 @@ def spof(
         path or RESULTS / "spof.json",
         {"machine": machine, **found},
         spof_speed.markdown(machine, found),
+    )
+
+
+@app.command(name="spof-runs")
+def full_runs(
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Train 100 runs of SPOF at the source's full size in one kernel, and time single steps."""
+    found = spof_runs.measured(rounds=rounds)
+    machine = this_machine()
+    write(
+        path or RESULTS / "spof-runs.json",
+        {"machine": machine, **found},
+        spof_runs.markdown(machine, found),
     )
 
 

@@ -80,6 +80,17 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
     def channels() -> tuple[Tensor, Tensor]:  # as many as are loaded 16 bytes at a time
         return t(BATCH, 16, 11, 11), t(BATCH, 32, 6, 6)
 
+    def descended() -> tuple[Tensor, ...]:
+        weights = t(9, 2, 14, 7), t(9, 2, 7, 14)
+        stopped = torch.zeros(9, dtype=torch.int32, device=t.device)
+        order = torch.arange(9 * 5 * 2, device=t.device).view(9, 5, 2) % 33
+        ahead = t(9, 5, 2, 2, 14).mul(1 << 14)
+        noisy = {"draws": ahead.int(), "rounding": ahead.short(), "scale": 1.0, "growth": 0.5}
+        records = t(1, 33, 14).sigmoid()
+        rule: dict[str, Any] = {"form": "printed", "lr": 0.01, "constant": 2.5}
+        coef.descend(*weights, stopped, records, records, order, **rule, **noisy, **on)
+        return (*weights, stopped)
+
     def rows(width: int) -> Tensor:
         return t(BATCH, 7, width)
 
@@ -151,6 +162,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "coef.quadratic": lambda: coef.quadratic(
             t(33, 77), t(33, 77).sigmoid(), form="taylor", noise=given, **on
         ),
+        "coef.descend": descended,
         "coef.expanded": lambda: coef.expanded(
             t(33, 21).sigmoid(), t(33, 3).sigmoid(), t(3, 21), noise=given, **on
         ),

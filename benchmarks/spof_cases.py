@@ -85,11 +85,13 @@ class Variant(ABC):
 
 
 class Ours(Variant):
-    """A trainer of many runs by dpkern."""
+    """A trainer of many runs by dpkern, with operations on tensors: as the others are made."""
 
     def __init__(self, given: Setting, method: Method, runs: int) -> None:
         endless = VisitSchedule(lr=given.lr, epochs=10**9)
-        self._training = SpofTraining(given, method, endless, seeds=range(runs), code=CODE)
+        self._training = SpofTraining(
+            given, method, endless, seeds=range(runs), code=CODE, fused=False
+        )
         self.visits = runs * len(given.train)
 
     def step(self) -> None:

@@ -60,4 +60,10 @@ DPK_HD T sum_of_lanes(T lanes[kLossLanes]) {
   return lanes[0];
 }
 
+// The noise scale of a record whose logits the stabilisation constant moves by `shift`: SPOF (32).
+template <class T>
+DPK_HD T scale_at(T scale, T growth, T shift) {
+  return scale + growth * (shift * (shift * T{0.5} + T{2}));
+}
+
 }  // namespace dpkern

@@ -53,6 +53,30 @@ struct CacheLookup {
   }
 };
 
+// Make those of up to N draws again that belong to the tail; their blocks are made side by side.
+template <class Law, int N>
+DPK_HD void extend(const Stream& stream, std::uint64_t tile, const std::uint32_t* rows,
+                   const int* places, int count, std::int32_t* x) {
+  const std::uint64_t first = tile * kTile;  // the high words of a tile's positions are the same
+  Words<N> low[1] = {}, block[1][16];
+  for (int l = 0; l < count; ++l) {
+    low[0][l] = static_cast<std::uint32_t>(first) + static_cast<std::uint32_t>(places[l]);
+  }
+  chacha_blocks<1>(stream, stream.n0 ^ kTailDomain, low, static_cast<std::uint32_t>(first >> 32),
+                   block);
+  for (int l = 0; l < count; ++l) {
+    const int j = places[l], b = (j / kLanes) % 4;
+    std::uint32_t w[6], own[16], escaped = 0;
+    for (int i = 0; i < 6; ++i) w[i] = rows[(6 * (j / 64) + i) * kLanes + j % kLanes];
+    const auto entry = [](std::uint32_t column, int) { return Law::table()[column]; };
+    draw<Law>(w, b, entry, escaped);
+    if (escaped == 0) continue;
+    for (int i = 0; i < 16; ++i) own[i] = block[0][i][l];
+    const std::uint32_t magnitude = tail_magnitude(Law{}, own);
+    x[j] = as_signed(assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b)));
+  }
+}
+
 template <class Law, int N, int kSets, class Lookup>
 DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
   alignas(64) std::uint32_t rows[kBlocks * kLanes];
@@ -76,16 +100,13 @@ DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x)
   std::uint32_t any = 0;
   for (int l = 0; l < N; ++l) any |= escaped[l];
   if (any == 0) return;
+  int places[kTile], count = 0;
   for (int j = 0; j < kTile; ++j) {
-    if (!may_have_escaped(x[j])) continue;
-    const int b = (j / kLanes) % 4;
-    std::uint32_t w[6];
-    for (int i = 0; i < 6; ++i) w[i] = rows[(6 * (j / 64) + i) * kLanes + j % kLanes];
-    std::uint32_t again = 0;
-    const auto entry = [](std::uint32_t column, int) { return Law::table()[column]; };
-    draw<Law>(w, b, entry, again);
-    const std::uint64_t position = tile * kTile + static_cast<std::uint64_t>(j);
-    if (again != 0) x[j] = draw_tail<Law>(stream, position, w, b);
+    places[count] = j;
+    count += may_have_escaped(x[j]) ? 1 : 0;
+  }
+  for (int first = 0; first < count; first += N) {
+    extend<Law, N>(stream, tile, rows, places + first, std::min(N, count - first), x);
   }
 }
 

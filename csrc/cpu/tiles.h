@@ -2,11 +2,10 @@
 // The walk over a range of coordinates tile by tile, and the lattice of one tensor.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "core/layouts.h"
-#include "core/numeric.h"
+#include "core/scale.h"
 
 namespace dpkern::cpu {
 
@@ -30,17 +29,13 @@ void for_tiles(std::uint64_t first, std::int64_t begin, std::int64_t end, const 
   }
 }
 
-// Certified noise scale -> lattice unit u = scale / 2^20 and output cell g = scale / 64.
+// The lattice of a certified noise scale (core/scale.h).
 template <class T>
 struct Lattice {
-  T per_unit;  // 1 / u rounded down: scaled sensitivities can only shrink
+  T per_unit;
   T cell;
 
-  explicit Lattice(double scale) : cell(static_cast<T>(scale / 64)) {
-    const double exact = static_cast<double>(kScaleUnits) / scale;
-    per_unit = static_cast<T>(exact);
-    if (static_cast<double>(per_unit) > exact) per_unit = std::nextafter(per_unit, T{0});
-  }
+  explicit Lattice(double scale) : per_unit(per_unit_of<T>(scale)), cell(cell_of<T>(scale)) {}
   T units(T value) const { return value * per_unit; }
 };
 

@@ -40,6 +40,7 @@ CIPHER_THREADS = LayoutSize(256, "of a block with one cipher block for each thre
 SYMBOLS_PER_CIPHER_BLOCK = LayoutSize(8, "symbols that are answered from one cipher block")
 FLAT_THREADS = LayoutSize(256, "of a block that makes no noise")
 COEF_PIECE = LayoutSize(2048, "coefficients of such a block")
+DESCENT_THREADS = LayoutSize(256, "of a block that trains a run")
 WINDOW = LayoutSize(1536, "terms of a loss that a block holds at a time")
 ROW_THREADS = LayoutSize(256, "of a block that reads rows of gradients")
 BLOCK_COLUMNS = LayoutSize(1024, "columns that such a block sums")
@@ -324,6 +325,33 @@ COEF_PLAN = Struct(
     form=code(COEF_FORMS),
     wide=I32("targets are double"),
     aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),
+)
+DESCENT = Struct(
+    "Descent",
+    "SGD on the noisy polynomial loss of runs of autoencoders: coef.descend's arguments and sizes.",
+    encoder=pointer("void"),
+    decoder=pointer("void"),
+    stopped=pointer("std::int32_t"),
+    inputs=pointer("const void"),
+    targets=pointer("const void"),
+    order=pointer("const std::int64_t"),
+    added=pointer("const void")("or null"),
+    draws=pointer("const std::int32_t")("or null: no noise"),
+    rounding=pointer("const std::int16_t"),
+    lr=F64,
+    constant=F64,
+    limit=F64,
+    scale=F64,
+    growth=F64,
+    runs=I64,
+    users=I64,
+    features=I64,
+    units=I64("of the code"),
+    steps=I64,
+    records=I64("in a table"),
+    input_tables=I64("1, or one for each run"),
+    target_tables=I64,
+    form=code(COEF_FORMS),
 )
 FEATURE_SIZES = Struct(
     "FeatureSizes", "Sizes of a loss that holds the hidden layer.", classes=I64, width=I64

@@ -71,6 +71,10 @@ class Weights:
         """Return a copy with memory of its own."""
         return Weights(self.encoder.clone(), self.decoder.clone())
 
+    def to(self, device: torch.device) -> Weights:
+        """Return the weights on this device."""
+        return Weights(self.encoder.to(device), self.decoder.to(device))
+
 
 def xavier(
     runs: int,

@@ -106,11 +106,10 @@ def record(
     return released.clamp_(0, 1) if clip else released
 
 
-class PrefetchedDraws:
-    """Draws of each step for all runs, several steps prefetched at once.
+class _Ahead:
+    """Draws of all runs' steps, several steps prefetched at once.
 
-    One step has ``parts`` groups of ``width`` coordinates of every run. Group p of all runs begins
-    at ``quadratic_position`` behind group p - 1, as the fused kernels of ``coef`` read it.
+    One step has ``parts`` groups of ``width`` coordinates of every run.
 
     With ``sources``, one new source for each key, the draws are theirs; rounding bits that a source
     does not give come from the streams.
@@ -124,58 +123,104 @@ class PrefetchedDraws:
         parts: int = 1,
         distribution: Distribution = "laplace",
         sources: Sequence[BlockSource] = (),
+        at_once: int | None = None,
     ) -> None:
         self._width, self._parts, self.distribution = width, parts, distribution
         purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE
         self.streams = [key.stream(purpose, VISITS) for key in keys]
         self.roundings = [key.stream(Purpose.ROUNDING, VISITS) for key in keys]
+        fitting = (at_once or _AT_ONCE) // max(1, len(keys) * width * parts)
+        self._steps = max(1, min(1024, fitting))
+        self._first, self._sources = -1, sources
+        self._count = self._steps * parts * width
+        for key, source in zip(keys, sources, strict=bool(sources)):
+            source.bind_blocks(key, law=distribution, stream=VISITS, count=self._count)
+
+    def _draw(self, run: int, values: Tensor, bits: Tensor) -> None:
+        """Write a run's draws and rounding bits of the steps from ``_first`` on."""
+        position = self._first * self._parts * self._width
+        place: dict[str, Any] = {"position": position, "count": self._count}
+        rounding = None
+        if not self._sources:
+            law = self.distribution
+            noise.lattice_draws(self.streams[run], distribution=law, out=values, **place)
+        else:
+            draws = self._sources[run].take(position // self._count)
+            noise.source_draws(draws, out=values, **place)
+            rounding = draws.rounding
+        if rounding is None:
+            noise.rounding_bits(self.roundings[run], out=bits, **place)
+        else:
+            bits.copy_(rounding)
+        if self._sources:
+            self._sources[run].done()
+
+
+class PrefetchedDraws(_Ahead):
+    """Draws of one step after the other, for all runs together.
+
+    Group p of all runs begins at ``quadratic_position`` behind group p - 1, as the fused kernels of
+    ``coef`` read it.
+    """
+
+    def __init__(self, keys: Sequence[Key], *, width: int, parts: int = 1, **given: Any) -> None:
+        super().__init__(keys, width=width, parts=parts, **given)
         runs = len(keys)
         self._starts = [quadratic_position(0, runs * width) * part for part in range(parts)]
-        self._size = self._starts[-1] + runs * width
-        self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
-        self._first, self._sources = -1, sources
-        count = self._steps * parts * width
-        for key, source in zip(keys, sources, strict=bool(sources)):
-            source.bind_blocks(key, law=distribution, stream=VISITS, count=count)
+        size = self._starts[-1] + runs * width
         # What stands between two groups is never read.
-        self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
-        self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
+        self._values = torch.empty(self._steps, size, dtype=torch.int32)
+        self._bits = torch.empty(self._steps, size, dtype=torch.int16)
 
     def take(self, step: int) -> Draws:
         """Return the draws of this step, at positions from 0 on."""
         first = step // self._steps * self._steps
         if first != self._first:
-            self._make(first)
+            self._first = first
+            self._make()
         row = step - first
         return Draws(0, self._values[row], self._bits[row])
 
-    def _make(self, first: int) -> None:
-        each = self._parts * self._width
-        count, start = self._steps * each, first * each
+    def _make(self) -> None:
+        made = [torch.empty(self._count, dtype=t.dtype) for t in (self._values, self._bits)]
         shape = (self._steps, self._parts, self._width)
         for run in range(len(self.streams)):
-            values, bits = (made.view(shape) for made in self._drawn(run, start, count))
+            self._draw(run, *made)
             for part, place in enumerate(self._starts):
                 here = slice(place + run * self._width, place + (run + 1) * self._width)
-                self._values[:, here] = values[:, part]
-                self._bits[:, here] = bits[:, part]
-        self._first = first
+                for all_runs, one in zip((self._values, self._bits), made, strict=True):
+                    all_runs[:, here] = one.view(shape)[:, part]
 
-    def _drawn(self, run: int, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return a run's draws from position ``start`` on, and their rounding bits."""
-        place: dict[str, Any] = {"position": start, "count": count}
-        if not self._sources:
-            values = noise.lattice_draws(self.streams[run], distribution=self.distribution, **place)
-            return values, noise.rounding_bits(self.roundings[run], **place)
-        source = self._sources[run]
-        draws = source.take(start // count)
-        values = noise.source_draws(draws, **place)
-        if draws.rounding is None:
-            bits = noise.rounding_bits(self.roundings[run], **place)
-        else:
-            bits = draws.rounding.clone()
-        source.done()
-        return values, bits
+
+class StepDraws(_Ahead):
+    """Draws of several steps for each run by itself, as ``coef.descend`` reads them."""
+
+    def __init__(self, keys: Sequence[Key], *, users: int, n: int, **given: Any) -> None:
+        super().__init__(keys, width=users * n, parts=2, at_once=4 * _AT_ONCE, **given)
+        shape = (len(keys), self._steps, 2, users, n)
+        self._values = torch.empty(shape, dtype=torch.int32)
+        self._bits = torch.empty(shape, dtype=torch.int16)
+
+    def room(self, step: int) -> int:
+        """Return how many steps from this one on can be taken together."""
+        return self._steps - step % self._steps
+
+    def take(self, step: int, count: int, stopped: Tensor) -> tuple[Tensor, Tensor]:
+        """Return draws and rounding bits of ``count`` steps, ``[R, count, 2, m, n]``.
+
+        Those of runs that are ``stopped`` may hold anything.
+        """
+        first = step // self._steps * self._steps
+        if first != self._first:
+            self._first = first
+            for run in _zeros(stopped):
+                self._draw(run, self._values[run].view(-1), self._bits[run].view(-1))
+        here = slice(step - first, step - first + count)
+        return self._values[:, here].contiguous(), self._bits[:, here].contiguous()
+
+
+def _zeros(marks: Tensor) -> list[int]:
+    return [place for place, mark in enumerate(marks.tolist()) if not mark]
 
 
 class Environment:
@@ -187,12 +232,16 @@ class Environment:
         self._steps = max(1, min(1024, _AT_ONCE // max(1, len(keys) * width)))
         self._first, self._made = -1, torch.empty(0)
 
-    def take(self, step: int) -> Tensor:
-        """Return the step's noise, float32 ``[R, width]``."""
+    def room(self, step: int) -> int:
+        """Return how many steps from this one on can be taken together."""
+        return self._steps - step % self._steps
+
+    def take(self, step: int, count: int = 1) -> Tensor:
+        """Return the noise of ``count`` steps, float32 ``[count, R, width]``."""
         first = step // self._steps * self._steps
         if first != self._first:
             self._made, self._first = self.block(first, self._steps), first
-        return self._made[step - first]
+        return self._made[step - first : step - first + count]
 
     def block(self, first: int, steps: int) -> Tensor:
         """Return the noise of several steps, float32 ``[steps, R, width]``."""

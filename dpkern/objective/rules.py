@@ -96,6 +96,13 @@ class Plain:
         """Accept the empty state."""
 
 
+def released_once(method: Functional) -> bool:
+    """Whether a method's noise is that of one release of every record, or of its target alone."""
+    # Taylor's quadratic coefficient depends on no record: its target is all that is released.
+    alone = not method.published and method.form == "taylor"
+    return alone or method.release == "record"
+
+
 class ReleasedRecords:
     """The rule of records that were released once: input and target, or target only.
 
@@ -115,17 +122,18 @@ class ReleasedRecords:
         self._firsts = firsts
         self._sources: Sequence[release.BlockSource | None] = sources or [None] * len(keys)
         self._targets: Tensor | None = None
-        self._alone = method.release == "coefficients"
+        self.alone = method.release == "coefficients"
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
         """Return the polynomial of the released targets, at the noisy logit."""
-        targets = self._all().index_select(0, visit.places)
-        inputs = visit.clean if self._alone else targets
+        targets = self.all().index_select(0, visit.places)
+        inputs = visit.clean if self.alone else targets
         return _polynomial(weights, visit, inputs, targets, self._method)
 
-    def _all(self) -> Tensor:
+    def all(self) -> Tensor:
+        """Return every run's released records, ``[R m N, n]``; the first call releases them."""
         if self._targets is None:
-            clip = not self._alone
+            clip = not self.alone
             made = [
                 release.record(self._method, self._train, key, clip=clip, source=source)
                 for key, source in zip(self._keys, self._sources, strict=True)

@@ -4,7 +4,9 @@ One step takes one record of every user in every run, each user's records in an 
 own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop are
 independent and go through a step together.
 
-A run whose logits leave [-1000, 1000] is marked and stays as it is; the others go on.
+A run whose logits leave [-1000, 1000] is marked and stays as it is; the others go on. What
+``descent.fits`` says takes many steps in one kernel, on a device too; other methods go step by
+step, as operations on tensors.
 
 Source: SPOF, algorithms 1 and 2, section VI; schedule, accuracy and guard are defaults of ours.
 """
@@ -26,19 +28,17 @@ from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Key
 from ..base.threads import limited
 from ..base.validate import integer, non_negative, tensor_at
-from ..ops.coef import check_targets
+from ..ops.coef import LOGIT_LIMIT, check_targets
 from ..privacy.mechanisms import ObjectivePerturbation
 from ..privacy.mechanisms.functional import Functional
 from ..privacy.theory.spof_loss import cross_entropy
 from . import autoencoder, release
 from .autoencoder import Gradients, Weights
+from .descent import KernelSteps, fits
 from .dpsgd import OutputNoise, ParameterNoise
 from .methods import Method, NonPrivate, VisitSchedule
 from .records import Records
-from .rules import Perturbed, Plain, ReleasedRecords, Rule, Visit
-
-LIMIT = 1e3
-"""A run is stopped where |zhat| is larger."""
+from .rules import Perturbed, Plain, ReleasedRecords, Rule, Visit, released_once
 
 CODE = 7
 
@@ -102,6 +102,9 @@ class SpofTraining:
         keys: one secret key for each run. None derives keys from the seeds, which certify nothing.
         noise_source: makes the source of each run's draws, such as ``noise_tables.CdtTable``; None
             draws them from the key. Environmental noise is always drawn from the key.
+        device: where weights stand and steps are taken.
+        fused: whether the kernel takes the steps of methods that it fits. Without it every step is
+            made of operations on tensors; draws are the same, rounding is not.
 
     Raises:
         InvalidInput: records of the wrong shape or outside [0, 1], FM with several users, a number
@@ -120,6 +123,8 @@ class SpofTraining:
         code: int = CODE,
         keys: Sequence[Key] | None = None,
         noise_source: release.MakeSource | None = None,
+        device: torch.device | str = "cpu",
+        fused: bool = True,
     ) -> None:
         self.method, self.schedule = method, schedule or VisitSchedule()
         self.seeds = tuple(integer(seeds=seed) for seed in seeds)
@@ -147,8 +152,19 @@ class SpofTraining:
         users, self.records_each, n = self._train.shape
         runs = len(self.seeds)
         starts = [_generator(seed, "weights") for seed in self.seeds]
-        self.weights = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
-        self.diverged = torch.zeros(runs, dtype=torch.bool)
+        self.device = torch.device(device)
+        self.fused = fused and fits(method, sigma=self.sigma)
+        if self.device.type != "cpu" and not self.fused:
+            raise InvalidInput(
+                "device",
+                expected="cpu, where steps of this method are operations on tensors",
+                got=str(self.device),
+                remedy="Leave the device out: its kernel takes polynomials that are noised afresh "
+                "at every visit or released once, without theorem 1's multipliers.",
+            )
+        made = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
+        self.weights = made.to(self.device)
+        self._stopped = torch.zeros(runs, dtype=torch.int32, device=self.device)
         self._any_stopped = False
         self.step_number, self.seconds = 0, 0.0
         self._flat = self._train.flatten(0, 1)
@@ -160,13 +176,25 @@ class SpofTraining:
                 remedy="Leave noise_source away.",
             )
         self.sources = [] if noise_source is None else [noise_source() for _ in self.keys]
-        self._rule = self._make_rule()
+        self._rule = self._make_descent() if self.fused else self._make_rule()
         self._nature = (
             release.Environment(self.keys, self.sigma, width=users * n) if self.sigma else None
         )
         self._epoch = -1
         self._orders = torch.empty(0, dtype=torch.int64)
         self._places = torch.empty(0, dtype=torch.int64)
+
+    def _make_descent(self) -> KernelSteps:
+        assert isinstance(self.method, Functional | NonPrivate)
+        return KernelSteps(
+            self.method,
+            self._train,
+            self.keys,
+            self.weights.code,
+            lr=self.schedule.lr,
+            firsts=self._firsts,
+            sources=self.sources,
+        )
 
     def _make_rule(self) -> Rule:
         users, records, n = self._train.shape
@@ -178,9 +206,7 @@ class SpofTraining:
                 return OutputNoise(method, keys, users=users, n=n, sources=sources)
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size, sources=sources)
-        # Taylor's quadratic coefficient depends on no record: its target is all that is released.
-        alone = not method.published and method.form == "taylor"
-        if (alone or method.release == "record") and method.noised:
+        if released_once(method) and method.noised:
             return ReleasedRecords(method, self._train, keys, self._firsts, sources)
         shape = (users, records, n)
         return Perturbed(method, keys, shape, self.weights.code, self._firsts, sources)
@@ -195,35 +221,68 @@ class SpofTraining:
         """The number of visits of every record, an epoch that has begun included."""
         return -(-self.step_number // self.records_each)
 
+    @property
+    def diverged(self) -> Tensor:
+        """The runs that were stopped, ``[R]``."""
+        return self._stopped.bool().cpu()
+
     def step(self) -> None:
         """Train one record of every user in every run."""
+        self.advance(1)
+
+    def advance(self, most: int) -> int:
+        """Take the next steps, at most so many and all of one epoch; return how many they were."""
         begun = time.perf_counter()
-        # What a step does is too small to be shared out.
-        with limited(1):
-            shown, direction = self._rule.direction(self.weights, self._visit())
-            self._guard(shown)
-            self._descend(direction)
-        self.step_number += 1
+        if isinstance(self._rule, KernelSteps):
+            count = self._descend_together(self._rule, most)
+        else:
+            count = 1
+            # What a step does is too small to be shared out.
+            with limited(1):
+                shown, direction = self._rule.direction(self.weights, self._visit())
+                self._guard(shown)
+                self._descend(direction)
+        self.step_number += count
         self.seconds += time.perf_counter() - begun
+        return count
 
     def run(self, on_step: Callable[[int, int], None] | None = None) -> SpofOutcome:
-        """Run the rest of the schedule; ``on_step(done, of)`` is called after every step."""
+        """Run the rest of the schedule; ``on_step(done, of)`` is called behind every few steps."""
         while self.step_number < self.steps:
-            self.step()
+            self.advance(self.steps)
             if on_step is not None:
                 on_step(self.step_number, self.steps)
         return self.outcome()
 
-    def _visit(self) -> Visit:
+    def _descend_together(self, rule: KernelSteps, most: int) -> int:
+        number = self._place_in_epoch()
+        rooms = [most, self.records_each - number, rule.room(self.step_number)]
+        if self._nature is not None:
+            rooms.append(self._nature.room(self.step_number))
+        count, runs = min(rooms), len(self.seeds)
+        order = self._orders[number : number + count].view(count, runs, -1).transpose(0, 1)
+        added = None
+        if self._nature is not None:
+            nature = self._nature.take(self.step_number, count)
+            added = nature.view(count, runs, -1, self._train.shape[2]).transpose(0, 1)
+        rule.descend(self.weights, self._stopped, self.step_number, order, added)
+        return count
+
+    def _place_in_epoch(self) -> int:
+        """Return the number of the step in its epoch; make the epoch's order."""
         epoch, number = divmod(self.step_number, self.records_each)
         if epoch != self._epoch:
             self._orders, self._places = self._ordered(epoch)
             self._epoch = epoch
+        return number
+
+    def _visit(self) -> Visit:
+        number = self._place_in_epoch()
         nature = None
         if self._nature is not None:
             nature = self._nature.take(self.step_number).view(-1, self._train.shape[2])
         clean = self._flat.index_select(0, self._orders[number])
-        return Visit(self.step_number, epoch == 0, self._places[number], clean, nature)
+        return Visit(self.step_number, self._epoch == 0, self._places[number], clean, nature)
 
     def _ordered(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Return rows of ``[m N, n]`` and of ``[R m N, n]``, ``[N, R m]``: step by step."""
@@ -239,15 +298,15 @@ class SpofTraining:
     def _guard(self, shown: Tensor) -> None:
         """Mark runs beyond the limit; NaN is beyond it."""
         largest = torch.linalg.vector_norm(shown.view(len(self.seeds), -1), math.inf, 1)
-        inside = largest <= LIMIT
+        inside = largest <= LOGIT_LIMIT
         if not bool(inside.all()):
-            self.diverged |= ~inside
+            self._stopped |= ~inside
             self._any_stopped = True
 
     def _descend(self, direction: Gradients | Tensor) -> None:
         lr = self.schedule.lr
         if self._any_stopped:
-            stopped = self.diverged.repeat_interleave(self.weights.users)[:, None]
+            stopped = self._stopped.bool().repeat_interleave(self.weights.users)[:, None]
             direction = _held(direction, stopped)
         if isinstance(direction, Gradients):
             autoencoder.descend(self.weights, direction, lr)
@@ -269,7 +328,7 @@ class SpofTraining:
             accuracy=100 * (1 - absolute / n),
             mse=square,
             bce=bce,
-            diverged=self.diverged.clone(),
+            diverged=self.diverged,
             seconds_per_epoch=self.seconds / epochs if epochs else 0.0,
             visits=self.visits,
         )
@@ -293,10 +352,10 @@ class SpofTraining:
                 self.keys, self.sigma, width=users * count * n, use=release.TEST
             )
             inputs = inputs + nature.block(0, 1)[0].view(-1, users, count, n)
-        pieces = []
+        weights, pieces = self.weights.to(torch.device("cpu")), []
         for start in range(0, count, rows):
             here = slice(start, start + rows)
-            z = autoencoder.logits(self.weights, inputs[:, :, here], constant)
+            z = autoencoder.logits(weights, inputs[:, :, here], constant)
             pieces.append((z, self._test[None, :, here]))
         return pieces
 
@@ -313,9 +372,9 @@ class SpofTraining:
         """Return everything that a later process needs, released records included; no key."""
         return {
             "fingerprint": self.fingerprint,
-            "encoder": self.weights.encoder.clone(),
-            "decoder": self.weights.decoder.clone(),
-            "diverged": self.diverged.clone(),
+            "encoder": self.weights.encoder.to("cpu", copy=True),
+            "decoder": self.weights.decoder.to("cpu", copy=True),
+            "diverged": self.diverged,
             "step_number": self.step_number,
             "seconds": self.seconds,
             "rule": self._rule.state_dict(),
@@ -342,8 +401,8 @@ class SpofTraining:
                 got=state.get("fingerprint"),
                 remedy="Resume with the settings that the state was made with.",
             )
-        self.weights = Weights(state["encoder"].clone(), state["decoder"].clone())
-        self.diverged = state["diverged"].clone()
+        self.weights = Weights(state["encoder"].clone(), state["decoder"].clone()).to(self.device)
+        self._stopped = state["diverged"].to(self.device, torch.int32)
         self._any_stopped = bool(self.diverged.any())
         self.step_number, self.seconds = state["step_number"], state["seconds"]
         self._rule.load_state_dict(state["rule"])

@@ -176,7 +176,7 @@ SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
             *_IMAGE_RUNS - {("adlm", "readings"), ("adlm", "released")},
         }
     ),
-    "device": frozenset({*_IMAGE_RUNS, *_TABLES}),
+    "device": frozenset({*_SPOF, *_IMAGE_RUNS, *_TABLES}),
 }
 """Papers and items whose runs take another number."""
 ANY_DATA = frozenset({"any"})

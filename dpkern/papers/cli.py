@@ -122,7 +122,7 @@ def command(
     device: Annotated[
         str | None,
         typer.Option(
-            help=f"Device of the runs (gredp, adlm, directional, spectral, comparison): "
+            help=f"Device of the runs (spof, gredp, adlm, directional, spectral, comparison): "
             f"{devices.NAMES}.",
             show_default="cpu",
         ),

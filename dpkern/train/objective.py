@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from ..base import dispatch
+from ..base.devices import training_device
 from ..base.errors import InvalidInput
 from ..objective import records as tables
 from ..objective.methods import VisitSchedule
@@ -18,6 +20,7 @@ from .display import SummaryTable
 from .objective_options import CodeOptions, RecordOptions, read_bounds
 from .objective_report import Reconstruction
 from .report import FigureSpec
+from .resources import missing
 from .steps import Steps
 
 GENERATED_RECORDS = 1000
@@ -26,11 +29,12 @@ EXAMPLES = 32
 
 
 class VisitSteps(Steps[Reconstruction]):
-    """Steps that take one record of every user at a time; a run that diverges has no step left."""
+    """Steps that take one record of every user each; a run that diverges has no step left."""
 
-    def __init__(self, training: SpofTraining, backend: str) -> None:
+    def __init__(self, training: SpofTraining, backend: str | None) -> None:
         super().__init__()
         self.training, self._backend = training, backend
+        self._at_once = max(1, training.steps // 1000)
 
     @property
     def done(self) -> int:
@@ -58,13 +62,13 @@ class VisitSteps(Steps[Reconstruction]):
         on_step: Callable[[int], None] | None = None,
         on_epoch: Callable[[Reconstruction], None] | None = None,
     ) -> None:
-        """Take the steps that are left, on this backend; see ``Steps``."""
-        with dispatch.use(self._backend):
+        """Take the steps that are left, on this backend or each call's own; see ``Steps``."""
+        with nullcontext() if self._backend is None else dispatch.use(self._backend):
             super().run(on_step=on_step, on_epoch=on_epoch)
 
     def take(self) -> Reconstruction | None:
-        """Take the next record of every user."""
-        self.training.step()
+        """Take the next record of every user; of long schedules a thousandth at a time."""
+        self.training.advance(self._at_once)
         complete = self.done % self.training.records_each == 0 or self.diverged
         return self.measured() if complete else None
 
@@ -87,7 +91,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
     KINDS = (RecordOptions, CodeOptions)
     EPOCH = Reconstruction
     RUN_OPTIONS = frozenset(
-        {"out", "resume", "overwrite", "figure", "backend", "threads", "noise_source"}
+        {"out", "resume", "overwrite", "figure", "backend", "device", "threads", "noise_source"}
     )
     OPS = ("coef.perturb", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
@@ -127,8 +131,9 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             code=model.code,
             keys=[privacy.key()],
             noise_source=None if self.noise_source is None else self._source,
+            device=training_device(self.options.run.device),
+            fused=self.backend is None or not missing(self.backend, ("coef.descend",)),
         )
-        assert self.backend is not None  # it is among the options
         self.steps = VisitSteps(training, self.backend)
 
     def _source(self) -> NoiseSource:
@@ -187,6 +192,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             "steps": self.steps_done,
             "data_notes": list(self.records.notes),
             "backend": self.backend,
+            "device": str(self.training.device),
         }
 
     def _example(self) -> tuple[Callable[[], object], str, int]:

@@ -31,9 +31,9 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
     wanted = wanted or dispatch.environment_choice()
     if wanted is None:
         order = dispatch.PREFERENCE["cpu"]
-        return next(name for name in order if not _missing(name, ops))
+        return next(name for name in order if not missing(name, ops))
     with dispatch.use(wanted):  # refuses unknown names
-        reasons = _missing(wanted, ops)
+        reasons = missing(wanted, ops)
     if reasons:
         raise BackendError(
             "backend",
@@ -45,8 +45,8 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
     return wanted
 
 
-def _missing(backend: str, ops: Collection[str]) -> list[str]:
-    """Return why this backend cannot run these ops; the list is empty if it can."""
+def missing(backend: str, ops: Collection[str]) -> list[str]:
+    """Return why this backend cannot run some of these ops; the list is empty if it can."""
     rows = [row for row in dispatch.table() if row["backend"] == backend]
     return [row["reason"] for row in rows if row["op"] in ops and not row["available"]]
 

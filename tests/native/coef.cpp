@@ -244,6 +244,71 @@ std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int
   return cases;
 }
 
+// Runs of autoencoders: the same bits at every setting, and no number beside the operands is read.
+template <class T>
+std::int64_t sweep_descents(std::int64_t runs, std::int64_t n, std::int64_t code, bool noised) {
+  constexpr std::int64_t kUsers = 2, kSteps = 5, kRecords = 3;
+  const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  const auto numbers = [&](std::int64_t count, int step) {
+    std::vector<T> made;
+    for (std::int64_t i = 0; i < count; ++i) {
+      made.push_back(static_cast<T>((i * step) % 17) / static_cast<T>(17));
+    }
+    return made;
+  };
+  const std::int64_t visits = runs * kSteps * kUsers, drawn = noised ? 2 * visits * n : 0;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t i = 0; i < visits; ++i) rows.push_back(i % kRecords);
+  std::vector<std::int32_t> x(at(drawn));
+  std::vector<std::int16_t> bits(at(drawn));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = static_cast<std::int32_t>(i % 9001) * 37 - 150000;
+    bits[i] = static_cast<std::int16_t>(static_cast<int>(i % 60000) - 30000);
+  }
+  std::vector<T> want;
+  std::int64_t cases = 0;
+  for_every_setting([&](int threads, const std::string& setting) {
+    Shifted<T> encoder(numbers(runs * kUsers * n * code, 3), 1);
+    Shifted<T> decoder(numbers(runs * kUsers * n * code, 5), 3);
+    Shifted<T> inputs(numbers(kRecords * n, 7), 1), targets(numbers(runs * kRecords * n, 11), 3);
+    Shifted<T> added(numbers(visits * n, 13), 1);
+    Shifted<std::int32_t> stopped(std::vector<std::int32_t>(at(runs)), 1), draws(x, 3);
+    Shifted<std::int16_t> rounding(bits, 1);
+    Shifted<std::int64_t> order(rows, 1);
+    const cpu::Descend<T> call{encoder.data(),
+                               decoder.data(),
+                               stopped.data(),
+                               inputs.data(),
+                               targets.data(),
+                               order.data(),
+                               CoefForm::kPrinted,
+                               0.05,
+                               0.5,
+                               1000.0,
+                               added.data(),
+                               noised ? draws.data() : nullptr,
+                               noised ? rounding.data() : nullptr,
+                               noised ? 0.5 : 0.0,
+                               noised ? 0.25 : 0.0,
+                               runs,
+                               kUsers,
+                               n,
+                               code,
+                               1,
+                               kRecords,
+                               runs,
+                               kSteps};
+    cpu::descend(call, threads);
+    std::vector<T> got = encoder.values();
+    const std::vector<T> rest = decoder.values();
+    got.insert(got.end(), rest.begin(), rest.end());
+    if (want.empty()) want = got;
+    check_same(got, want, "descent" + setting);
+    ++cases;
+  });
+  return cases;
+}
+
 }  // namespace
 
 std::int64_t test_coef() {
@@ -252,6 +317,8 @@ std::int64_t test_coef() {
     cases += sweep_features<float>(35, 3, 25, noised) + sweep_features<double>(17, 2, 16, noised) +
              sweep_features<float>(2, 1, 530, noised) + sweep_features<float>(0, 2, 3, noised) +
              sweep_features<double>(3, 2, 0, noised);
+    cases += sweep_descents<float>(5, 14, 7, noised) + sweep_descents<double>(1, 1, 1, noised) +
+             sweep_descents<float>(3, 33, 17, noised);
   }
   return cases + sweep<float>(1, 1, 3) + sweep<float>(700, 14, 512) + sweep<float>(23, 1031, 700) +
          sweep<double>(40, 17, 1000) + sweep<float>(0, 5, 3) + sweep<double>(5, 0, 3);

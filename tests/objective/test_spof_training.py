@@ -13,13 +13,22 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dpkern import PrivacyEngine
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Key, Purpose
-from dpkern.objective import Method, NonPrivate, VisitSchedule, pooled, release
+from dpkern.objective import (
+    Method,
+    NonPrivate,
+    VisitSchedule,
+    autoencoder,
+    descent,
+    pooled,
+    release,
+)
 from dpkern.objective.autoencoder import Gradients
 from dpkern.objective.dpsgd import ParameterNoise
 from dpkern.objective.records import Records as UserTables
 from dpkern.objective.rules import Plain
-from dpkern.ops import noise
+from dpkern.ops import noise, testing
 from dpkern.ops._draws import Draws
+from dpkern.ops.backends import cuda
 from dpkern.privacy.mechanisms import FM, SPOF, OutputSGD
 from dpkern.privacy.theory import environment, spof_loss
 from dpkern.step.noise_tables import CdtTable, RingPrefetch, SampleTable
@@ -243,6 +252,88 @@ def test_an_interrupted_run_ends_as_one_that_was_not(name: str) -> None:
     later.run()
     assert torch.equal(values(later), trained(method, sigma=sigma))
     assert later.visits == 2
+
+
+FITTING: dict[str, tuple[Method, float]] = {
+    "printed": (NonPrivate(loss="printed", constant=2.5), 0.0),
+    "taylor, environment": (NonPrivate(loss="taylor"), 1.0),
+    "spof, no noise": (SPOF(mode="published", **QUIET), 0.0),
+    "spof kept, no noise": (SPOF(mode="published", noise_schedule="once_per_record", **QUIET), 0.0),
+    "spof, public scale": (SPOF(epsilon=300.0, mode="published", shift="bound"), 0.0),
+    "spof evaluated": (SPOF(epsilon=300.0, mode="published", noisy_loss="evaluated"), 1.0),
+    **{name: METHODS[name] for name in ("spof published", "spof corrected", "spof coefficients")},
+}
+
+
+@pytest.mark.parametrize("source", [None, *SOURCES])
+@pytest.mark.parametrize("name", FITTING)
+def test_one_kernel_takes_the_steps_that_operations_on_tensors_take(
+    name: str, source: str | None
+) -> None:
+    method, sigma = FITTING[name]
+    given: dict[str, Any] = {"sigma": sigma}
+    if source is not None:
+        if isinstance(method, NonPrivate) or not method.noised:
+            return
+        given["noise_source"] = SOURCES[source]
+    run = training(method, **given)
+    begun = values(run)
+    assert run.fused
+    assert not training(method, fused=False, **given).fused
+    run.run()
+    apart = trained(method, fused=False, **given)
+    torch.testing.assert_close(values(run), apart, rtol=1e-3, atol=2e-4)
+    assert (apart - begun).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_no_kernel_takes_stay_apart(name: str) -> None:
+    method, sigma = METHODS[name]
+    fused = name in ("spof published", "spof corrected", "spof coefficients")
+    assert training(method, sigma=sigma).fused is fused
+    if not fused:
+        with pytest.raises(InvalidInput, match="Leave the device out"):
+            training(method, sigma=sigma, device="meta")
+
+
+def test_many_runs_are_bit_for_bit_the_same_runs_alone() -> None:
+    for name in ("spof published", "spof corrected", "spof coefficients"):
+        method, sigma = METHODS[name]
+        keys = [Key.fresh() for _ in range(5)]
+        together = training(method, seeds=range(5), sigma=sigma, keys=keys)
+        together.run()
+        for r in range(5):
+            alone = training(method, seeds=[r], sigma=sigma, keys=[keys[r]])
+            while alone.step_number < alone.steps:
+                alone.advance(5)
+            assert torch.equal(values(alone)[0], values(together)[r])
+
+
+def test_runs_go_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in without values: no run has been on a real one."""
+    seen: list[Tensor] = []
+
+    def watched(*weights: Tensor, **given: Any) -> None:
+        seen.extend([*weights, *(t for t in given.values() if isinstance(t, Tensor))])
+
+    monkeypatch.setattr(descent.coef, "descend", watched)
+    # These ask for values.
+    monkeypatch.setattr(autoencoder, "tensor", lambda **_: None)
+    monkeypatch.setattr(release, "_zeros", lambda marks: range(len(marks)))
+    for name in ("spof published", "spof corrected"):
+        method, sigma = METHODS[name]
+        training(method, sigma=sigma, device="meta").step()
+    assert len(seen) == 8 + 7
+    assert {one.device.type for one in seen} == {"meta"}
+
+
+def test_runs_on_emulated_kernels_are_those_of_the_processor() -> None:
+    if isinstance(cuda._emulated(), str):
+        pytest.skip(f"cuda {cuda._emulated()}")
+    method, sigma = METHODS["spof published"]
+    on_processor = trained(method, sigma=sigma)
+    with testing.emulated("cuda"):
+        assert torch.equal(trained(method, sigma=sigma), on_processor)
 
 
 def test_noise_does_not_depend_on_how_much_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpkern.objective import Method, NonPrivate, SpofTraining, VisitSchedule
 from dpkern.objective.autoencoder import Gradients, Weights
+from dpkern.objective.descent import KernelSteps
 from dpkern.objective.rules import Visit
 
 N, CODES = 14, 7
@@ -38,8 +39,9 @@ def training(
 
 
 def direction(run: SpofTraining, visit: Visit | None = None) -> tuple[Tensor, Gradients | Tensor]:
-    """Return the direction of the next step's descent, before the step."""
-    return run._rule.direction(run.weights, visit or run._visit())
+    """Return the direction of the next step's descent, by operations on tensors."""
+    rule = run._make_rule() if isinstance(run._rule, KernelSteps) else run._rule
+    return rule.direction(run.weights, visit or run._visit())
 
 
 def flat(found: Gradients | Tensor) -> Tensor:

@@ -197,7 +197,7 @@ def test_sweeps_of_the_constant_and_the_rate(small: ItemRequest) -> None:
 def found(name: str, accuracy: tuple[float, ...], diverged: int = 0) -> Found:
     return Found(
         cell=Cell(name=name), accuracy=accuracy, mse=accuracy, bce=accuracy, diverged=diverged,
-        collapsed=0, seconds=1.0, claimed=1.0, certified=math.inf, relation="",
+        collapsed=0, seconds=1.0, took=1.0, claimed=1.0, certified=math.inf, relation="",
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from dpkern.base.errors import BackendError, InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, reproduce, runner
 from dpkern.papers.gredp import cells
 from dpkern.privacy.mechanisms import DPSGD
-from dpkern.train import session
+from dpkern.train import objective, session
 from dpkern.train.session import Session
+from dpkern.train.session_factory import make_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +57,9 @@ def test_a_missing_device_is_refused(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for call in (
         ["train", "--epsilon", "3", "--device", name, "--out", str(out)],
+        ["train", "--mechanism", "spof", "--epsilon", "3", "--device", name, "--out", str(out)],
         ["reproduce", "gredp", "table1", "--quick", "--device", name, "--out", str(out)],
+        ["reproduce", "spof", "fig3", "--quick", "--device", name, "--out", str(out)],
     ):
         assert cli.main(call) == cli.REFUSED
     with pytest.raises(BackendError, match="finds 0 CUDA devices"):
@@ -72,8 +75,8 @@ def test_devices_are_found_by_their_number() -> None:
         devices.training_device("cuda:2")
 
 
-def test_items_without_private_gradients_take_no_device() -> None:
-    for paper, item in (("spof", "fig3"), ("adlm", "fig2"), ("pnsgd", "table")):
+def test_items_without_runs_on_a_device_take_none() -> None:
+    for paper, item in (("spof", "released"), ("adlm", "fig2"), ("pnsgd", "table")):
         with pytest.raises(InvalidInput, match=r"^device: expected none"):
             reproduce(paper, item, ItemRequest(device="cpu"))
 
@@ -149,3 +152,40 @@ def test_a_report_names_its_device(tmp_path: Path) -> None:
     summary = Session({**given, "figure": False}).run()
     assert summary["device"] == "cpu"
     assert summary["backend"] is not None
+
+
+def test_an_autoencoder_goes_to_its_device_where_one_kernel_takes_its_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {"epsilon": 3.0, "mechanism": "spof", "samples": 8, "epochs": 1, "figure": False}
+    found = make_session({**given, "device": "cpu", "out": tmp_path / "out"})
+    assert found.run()["device"] == "cpu"
+    seen: list[torch.device] = []
+
+    def training(*_: object, device: torch.device, **__: object) -> None:
+        seen.append(device)
+        raise StoppedError
+
+    monkeypatch.setattr(objective, "training_device", meta)
+    with monkeypatch.context() as patch:
+        patch.setattr(objective, "SpofTraining", training)
+        with pytest.raises(StoppedError):
+            make_session({**given, "device": "cpu", "out": tmp_path / "other"})
+    assert seen == [meta("cpu")]
+    kept = {"mode": "published", "settings": ("noise_schedule=once_per_record",)}
+    with pytest.raises(InvalidInput, match="Leave the device out"):
+        make_session({**given, **kept, "device": "cpu", "out": tmp_path / "third"})
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_reproduction_takes_runs_of_one_kernel_to_its_device(tmp_path: Path) -> None:
+    pieces: list[runner.CachedRun] = []
+    request = ItemRequest(
+        quick=True, device="cuda:1", planned=pieces, finished=ResultCache(folder=tmp_path)
+    )
+    with pytest.raises(runner.ItemPlanned):
+        reproduce("spof", "fig3", request)
+    there = {piece.label.split(",")[0] for piece in pieces if "device" in piece.key}
+    assert there == {"SPOF", "FM"}
+    assert {piece.key["device"] for piece in pieces if "device" in piece.key} == {"cuda:1"}
+    assert all(piece.key["fused"] for piece in pieces if "device" in piece.key)

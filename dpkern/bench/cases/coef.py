@@ -52,7 +52,46 @@ TARGETS = {
 """Records, and targets of each; every target has two coefficients."""
 PREFETCHED = {"large, drawn before": TARGETS["large"] | {"noise": _ahead}}
 
+
+def _going(call: Call) -> torch.Tensor:
+    return torch.zeros(call.sizes["R"], dtype=torch.int32)
+
+
+def _rows(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
+    return call.integers(call.sizes["N"], shape)
+
+
+ONE_TABLE = {"P": 1, "Q": 1, "lr": 1e-3, "limit": 1e3, "constant": 0.5}
+"""One table of records for all runs, and steps that stop none of them."""
+QUIET = dict.fromkeys(("added", "draws", "rounding"))
+DESCENTS = Facts(
+    examples=(
+        ONE_TABLE,
+        ONE_TABLE | QUIET,
+        ONE_TABLE | {"R": 3, "P": 3, "Q": 3, "growth": 0.0},
+        ONE_TABLE | {"n": 14, "l": 7, "added": None, "constant": 2.5},
+    ),
+    entries={
+        "stopped": lambda call, shape: call.integers(8, shape) // 7,
+        "inputs": lambda call, shape: call.uniform(shape),
+        "targets": lambda call, shape: call.uniform(shape),
+        "order": _rows,
+        "draws": lambda call, shape: call.integers(1 << 20, shape) - (1 << 19),
+        "rounding": lambda call, shape: call.integers(1 << 16, shape) - (1 << 15),
+    },
+    positive=frozenset({"N"}),
+    bits=True,
+    samples="",
+    usual=ONE_TABLE | {"M": 2, "n": 14, "l": 7, "added": None, "stopped": _going},
+    timed={
+        "tiny": {"R": 1, "S": 16, "N": 64},
+        "typical": {"R": 100, "S": 16, "N": 4096},
+        "large": {"R": 1000, "S": 64, "N": 36480},
+    },
+)
+
 FACTS = {
+    "coef.descend": DESCENTS,
     "coef.expanded": replace(
         COEFFICIENTS,
         shapes={"targets": lambda call: (call.sizes["B"], call.sizes["M"])},

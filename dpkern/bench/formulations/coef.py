@@ -179,7 +179,52 @@ def _evaluated_scaled_before(args: Arguments) -> Callable[[], Any]:
     return call
 
 
+def _batched(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(rows[:, None], matrices)[:, 0]
+
+
+def _summed(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    return (rows[:, :, None] * matrices).sum(1)
+
+
+def _descent(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], args: Arguments
+) -> Callable[[], Any]:
+    """Return steps of all runs at once, with products of rows and matrices; noise was drawn."""
+    encoder, decoder = (args[name].flatten(0, 1) for name in ("encoder", "decoder"))
+    x, order, lr, c = (
+        args["inputs"][0],
+        args["order"].transpose(0, 1).flatten(1),
+        args["lr"],
+        args["constant"],
+    )
+    targets = args["targets"][0]
+    like = torch.empty((*order.shape, x.shape[1]), dtype=x.dtype)
+    u, w = (laplace_by_inverse(like)(torch.empty_like(like)) for _ in range(2))
+    scale, growth = args["scale"], args["growth"]
+
+    def call() -> Any:
+        for rows, one, two in zip(order, u, w, strict=True):
+            seen, target = x[rows], targets[rows]
+            h = product(seen, encoder).sigmoid_()
+            shift = h.sum(1, keepdim=True).mul_(c)
+            z = product(h, decoder).add_(shift)
+            each = shift.mul(0.5).add_(2).mul_(shift).mul_(growth).add_(scale)
+            a1 = torch.addcmul(0.5 - target, one, each)
+            a2 = torch.addcmul(target.mul(0.5).sub_(0.25), two, each)
+            g = torch.addcmul(a1, a2, z, value=2)
+            back = product(g, decoder.mT).add_(g.sum(1, keepdim=True), alpha=c).mul_(h - h * h)
+            encoder.baddbmm_(seen[:, :, None], back[:, None], alpha=-lr)
+            decoder.baddbmm_(h[:, :, None], g[:, None], alpha=-lr)
+
+    return call
+
+
 FORMULATIONS = {
+    "coef.descend": (
+        Formulation("batched products", partial(_descent, _batched), draws=True),
+        Formulation("sums of products", partial(_descent, _summed), draws=True),
+    ),
     "coef.expanded": (
         *_ways(_expanded),
         Formulation(

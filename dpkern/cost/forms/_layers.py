@@ -10,6 +10,9 @@ from ...base.counts import FORMULA, WALK, Counts, Item, Itemised
 
 WIDE = torch.float64
 
+SIGMOID = Counts(AND=1, SUB=1, EXP=1, ADD=1, DIV=1, MUL=1, CMP=1, MUX=1)
+"""``1 / (1 + e^-|x|)``, times ``e^-|x|`` where x is negative."""
+
 
 def widened(dtype: torch.dtype, entries: int) -> Counts:
     """Count the conversion of operands to float64, once each."""
@@ -62,4 +65,4 @@ def itemised(
     return Itemised((moved(read, written), *rest))
 
 
-__all__ = ["WIDE", "dots", "itemised", "moved", "summed", "widened"]
+__all__ = ["SIGMOID", "WIDE", "dots", "itemised", "moved", "summed", "widened"]

@@ -12,7 +12,7 @@ from ...ops import coef
 from ...ops.coef import LANES
 from . import noise as noise_forms
 from ._form import Form
-from ._layers import WIDE, moved
+from ._layers import SIGMOID, WIDE, dots, moved
 
 _COEFFICIENTS = {"printed": Counts(SUB=2, MUL=1), "taylor": Counts(SUB=1)}
 """The coefficients 1/2 - x and x/2 - 1/4, or a constant."""
@@ -131,7 +131,61 @@ def expanded(
     return Itemised(tuple(items)) + _noised(noise, records, linear, quadratic, dtype)
 
 
+_LOGIT = Counts(ADD=1, AND=1, CMP=1)
+"""The shift of a logit, and whether it lies beyond the limit."""
+_CODE = Counts(ADD=1, SUB=1, MUL=4)
+"""The slope by a unit's sum, (b + moved) (h - h^2), and both rates."""
+_UPDATE = Counts(MUL=1, SUB=1)
+_GROWN = Counts(ADD=2, MUL=3)
+"""The scale of a record, scale + growth c (c / 2 + 2)."""
+
+
+def descend(
+    encoder: torch.Tensor,
+    decoder: torch.Tensor,
+    stopped: torch.Tensor,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    order: torch.Tensor,
+    *,
+    form: str,
+    added: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    growth: float = 0.0,
+    **_: Any,
+) -> Itemised:
+    """Count ``coef.descend`` of runs that are not stopped."""
+    visits, weights, dtype = order.numel(), 2 * encoder.numel(), encoder.dtype
+    n, units = encoder.shape[2:]
+    entries, codes, products = visits * n, visits * units, visits * n * units
+    noisy = 0 if draws is None else 2 * entries
+    seen = entries * (2 if added is None else 3)
+    read = [(weights + seen, dtype), (visits, order.dtype), (len(stopped), stopped.dtype)]
+    ahead = [(noisy, torch.int32), (noisy, torch.int16)]
+    sums = visits * (2 * (units + 1) + n)
+    items = [
+        moved([*read, *ahead], [(weights, dtype)]),
+        Item(name="environment", counts=Counts(ADD=0 if added is None else entries)),
+        Item(name="products", counts=dots(3 * products)),
+        Item(name="sums of codes and slopes", counts=Counts(ADD=codes + entries)),
+        Item(name="sums of lanes", counts=sums * _LANES_MEET),
+        Item(name="codes", counts=codes * SIGMOID),
+        Item(name="logits", counts=entries * _LOGIT + Counts(MUL=2 * visits)),
+        Item(name="coefficients", counts=entries * (_COEFFICIENTS[form] + _SLOPE)),
+        Item(name="slopes of the code", counts=codes * _CODE),
+        Item(name="update", counts=2 * products * _UPDATE),
+    ]
+    if noisy:
+        counts = noise_forms.released_finite(noisy) + Counts(MUL=noisy)
+        flops = noise_forms.release_flops(noisy, dtype) + noisy
+        items.append(Item(name="release", counts=counts, flops=flops))
+    if noisy and growth:
+        items.append(Item(name="scale of each record", counts=visits * (_GROWN + Counts(DIV=2))))
+    return Itemised(tuple(items))
+
+
 FORMS: dict[str, Form] = {
+    "coef.descend": descend,
     "coef.perturb": perturb,
     "coef.quadratic": quadratic,
     "coef.expanded": expanded,

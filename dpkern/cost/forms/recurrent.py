@@ -13,9 +13,8 @@ import torch
 
 from ...base.counts import Counts, Itemised
 from ._form import Form
-from ._layers import dots, itemised
+from ._layers import SIGMOID, dots, itemised
 
-_SIGMOID = Counts(AND=1, SUB=1, EXP=1, ADD=1, DIV=1, MUL=1, CMP=1, MUX=1)
 _TANH = Counts(AND=1, MUL=1, EXP=1, SUB=2, ADD=1, DIV=1, CMP=1, MUX=1)
 _RELU = Counts(CMP=1, MUX=1)
 
@@ -54,7 +53,7 @@ def lstm(
     **_: Any,
 ) -> Itemised:
     """Count ``recurrent.lstm``."""
-    each = 3 * _SIGMOID + 2 * _TANH + Counts(MUL=3, ADD=1)
+    each = 3 * SIGMOID + 2 * _TANH + Counts(MUL=3, ADD=1)
     return _forward(x, (h, c), (w_ih, w_hh, b_ih, b_hh), 7, each)
 
 
@@ -68,7 +67,7 @@ def gru(
     **_: Any,
 ) -> Itemised:
     """Count ``recurrent.gru``."""
-    each = 2 * _SIGMOID + _TANH + Counts(MUL=3, ADD=1, SUB=1)
+    each = 2 * SIGMOID + _TANH + Counts(MUL=3, ADD=1, SUB=1)
     return _forward(x, (h,), (w_ih, w_hh, b_ih, b_hh), 6, each)
 
 

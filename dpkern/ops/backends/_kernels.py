@@ -289,6 +289,29 @@ FEATURES_SUM = CudaKernel(
     lambda *, records, numbers, **_: blocks_of(numbers if records else 0, layouts.FLAT_THREADS),
     _all(FLOATS),
 )
+DESCENT_ROOMS = {"float": ((8, 1), (16, 2)), "double": ((8, 1), (16, 1))}
+"""Units of the code, and sixteens of features, that a thread has registers for."""
+DESCENT_USERS = layouts.DESCENT_THREADS // layouts.LANES
+DESCEND = CudaKernel(
+    "coef_descend",
+    "descend_kernel",
+    layouts.DESCENT_THREADS,
+    {"call": layouts.DESCENT},
+    lambda *, call, **_: blocks_of(descending_runs(call)),
+    tuple((v, *map(str, room)) for v, rooms in DESCENT_ROOMS.items() for room in rooms),
+)
+
+
+def descent_room(value: str, features: int, units: int) -> tuple[int, int] | None:
+    """Return the smallest room for such an autoencoder of this type, or None."""
+    rooms = DESCENT_ROOMS[value]
+    return next((r for r in rooms if units <= r[0] and features <= layouts.LANES * r[1]), None)
+
+
+def descending_runs(call: Any) -> int:
+    """Return the runs with something to do."""
+    work = int(call["users"]) * int(call["features"]) * int(call["units"]) * int(call["steps"])
+    return int(call["runs"]) if work else 0
 
 
 def _coefficients(plan: Any) -> int:

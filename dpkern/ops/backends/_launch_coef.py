@@ -169,6 +169,71 @@ def expanded(
     return made
 
 
+def descend(
+    on: Device,
+    encoder: torch.Tensor,
+    decoder: torch.Tensor,
+    stopped: torch.Tensor,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    order: torch.Tensor,
+    *,
+    form: str,
+    added: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    rounding: torch.Tensor | None = None,
+    **numbers: float,
+) -> None:
+    runs, users, features, units = encoder.shape
+    tensors = {
+        "encoder": encoder,
+        "decoder": decoder,
+        "stopped": stopped,
+        "inputs": inputs,
+        "targets": targets,
+        "order": order,
+        "added": added,
+        "draws": draws,
+        "rounding": rounding,
+    }
+    with _device.guard(encoder.device) as cuda:
+        call = _tables.one(
+            layouts.DESCENT,
+            **{name: 0 if t is None else t.data_ptr() for name, t in tensors.items()},
+            **numbers,
+            runs=runs,
+            users=users,
+            features=features,
+            units=units,
+            steps=order.shape[1],
+            records=inputs.shape[1],
+            input_tables=len(inputs),
+            target_tables=len(targets),
+            form=COEF_FORMS.code(form),
+        )
+        value = _value(encoder)
+        room = table.descent_room(value, features, units)
+        assert room is not None
+        on.start(table.DESCEND, (value, *map(str, room)), cuda, call=call)
+    increment_version((encoder, decoder, stopped))
+
+
+def _value(like: torch.Tensor) -> str:
+    return "double" if like.dtype is torch.float64 else "float"
+
+
+def _refuse_large(on: Device, encoder: torch.Tensor, *given: Any, **named: Any) -> str | None:
+    _, users, features, units = encoder.shape
+    value = _value(encoder)
+    if users > table.DESCENT_USERS or table.descent_room(value, features, units) is None:
+        most = table.DESCENT_ROOMS[value][-1]
+        return (
+            f"has registers for {table.DESCENT_USERS} users of {layouts.LANES * most[1]} features "
+            f"and {most[0]} units of the code, got {users}, {features} and {units}"
+        )
+    return refuse_first(on, encoder)
+
+
 def _refuse_wide(on: Device, hidden: torch.Tensor, *given: Any, **named: Any) -> str | None:
     if hidden.shape[1] > WIDEST:
         return f"holds rows of at most {WIDEST} features, got {hidden.shape[1]}"
@@ -176,6 +241,7 @@ def _refuse_wide(on: Device, hidden: torch.Tensor, *given: Any, **named: Any) ->
 
 
 KERNELS: Rows = (
+    ("coef.descend", descend, _refuse_large),
     ("coef.perturb", perturb, refuse_first),
     ("coef.quadratic", quadratic, refuse_first),
     ("coef.expanded", expanded, _refuse_wide),

@@ -30,6 +30,7 @@ from . import (
 from ._extension import ISAS, compiled, isa, load_extension, threads
 
 COMPILED = (
+    "coef.descend",
     "coef.expanded",
     "coef.perturb",
     "coef.quadratic",

@@ -4,6 +4,7 @@ from ...base.codes import CoefForm as Form
 from .._coef_noise import CoefNoise as Noise
 from .._coef_noise import quadratic_position
 from .._draws import Draws
+from .descent import LOGIT_LIMIT, descend
 from .features import RUN, empty_results, expanded
 from .polynomial import (
     FORMS,
@@ -20,6 +21,7 @@ from .polynomial import (
 __all__ = [
     "FORMS",
     "LANES",
+    "LOGIT_LIMIT",
     "RUN",
     "Draws",
     "Form",
@@ -27,6 +29,7 @@ __all__ = [
     "QuadraticCoefficients",
     "check_release",
     "check_targets",
+    "descend",
     "empty_results",
     "expanded",
     "form_of",

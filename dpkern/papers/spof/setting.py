@@ -1,8 +1,8 @@
 """Train one setting of SPOF's experiments: a method, on records, for some runs.
 
-All runs of a setting are one batched computation; its numbers are kept as a piece, so that figures
-which need the same setting share it. Runs are seeded: every epsilon is that of the method as if the
-seeds were secret.
+All runs of a setting are one batched computation, one kernel where ``objective.descent`` has it;
+its numbers are kept as a piece, so that figures which need the same setting share it. Runs are
+seeded: every epsilon is that of the method as if the seeds were secret.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
+from ...base.devices import training_device
 from ...base.errors import InvalidInput
 from ...base.validate import positive
 from ...objective import Method, NonPrivate, SpofTraining, VisitSchedule, records
+from ...objective.descent import fits
 from ...objective.records import Records
 from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import FM, SPOF, OutputSGD
@@ -37,6 +41,9 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SENSOR_NOISE = 5.0
 """Standard deviation of the sensors' noise in the noisy condition."""
 LEARNING_RATE = 0.05
+CPU = torch.device("cpu")
+TIMED = 200
+"""Steps that stand for an epoch's where only its time is asked for."""
 RUNS, QUICK_RUNS = 100, 5
 ROWS, QUICK_ROWS = 1000, 500
 EPOCHS = 1
@@ -108,6 +115,7 @@ class SpofExperiment:
         clip: clipping bound of DP-SGD.
         sensor_noise: standard deviation of the sensors' noise in the noisy condition.
         code: units of a user's code.
+        device: where methods train whose steps are one kernel; others stay on the processor.
     """
 
     records: Records
@@ -119,6 +127,7 @@ class SpofExperiment:
     clip: float = CLIP
     sensor_noise: float = SENSOR_NOISE
     code: int = CODE
+    device: torch.device = CPU
 
     @property
     def sigmas(self) -> tuple[float, float]:
@@ -167,6 +176,7 @@ def experiment(request: ItemRequest) -> SpofExperiment:
 
     Raises:
         InvalidInput: a table that cannot be used.
+        BackendError: the requested device is not there.
     """
     usual = QUICK_ROWS if request.quick else ROWS
     rows = usual if request.rows is None else request.rows
@@ -195,6 +205,7 @@ def experiment(request: ItemRequest) -> SpofExperiment:
         clip=request.max_grad_norm or CLIP,
         sensor_noise=positive(sensor_noise=request.number("sensor_noise", SENSOR_NOISE)),
         code=int(request.number("code", CODE)),
+        device=training_device(request.device),
     )
 
 
@@ -259,7 +270,8 @@ class Found:
             where it was stopped.
         diverged: number of runs that diverged.
         collapsed: number of runs whose outputs are the same for every held-out record.
-        seconds: seconds of an epoch, all runs together.
+        seconds: seconds of an epoch, all runs together, by operations on tensors.
+        took: seconds of the whole training, in one kernel where there is one.
         claimed, certified: epsilon of one record over the whole schedule.
         relation: relation of the certificate.
     """
@@ -271,6 +283,7 @@ class Found:
     diverged: int
     collapsed: int
     seconds: float
+    took: float
     claimed: float | None
     certified: float | None
     relation: str
@@ -318,6 +331,8 @@ def train(request: ItemRequest, where: SpofExperiment, cells: Sequence[Cell]) ->
 def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
     method = cell.method(where)
     each = where.rows * (USERS if isinstance(method, FM) else 1)
+    fused = fits(method, sigma=cell.sigma)
+    place = where.device if fused else CPU
     return CachedRun(
         label=cell.label,
         key={
@@ -329,18 +344,27 @@ def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
             "runs": where.runs,
             "sigma": cell.sigma,
             "code": where.code,
+            "fused": fused,
+            **({} if place.type == "cpu" else {"device": str(place)}),
         },
-        compute=partial(_compute, where, method, cell),
+        compute=partial(_compute, where, method, cell, place),
         steps=each * where.epochs,
     )
 
 
-def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
-    chosen = where.records.pooled() if isinstance(method, FM) else where.records
-    schedule = VisitSchedule(lr=cell.rate or where.lr, epochs=where.epochs)
-    training = SpofTraining(
-        chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=where.code
+def _compute(
+    where: SpofExperiment, method: Method, cell: Cell, place: torch.device, on_step: OnStep
+) -> dict[str, Any]:
+    make = partial(
+        SpofTraining,
+        where.records.pooled() if isinstance(method, FM) else where.records,
+        method,
+        VisitSchedule(lr=cell.rate or where.lr, epochs=where.epochs),
+        seeds=range(where.runs),
+        sigma=cell.sigma,
+        code=where.code,
     )
+    training = make(device=place)
 
     def tell(done: int, of: int) -> None:
         del of
@@ -353,9 +377,22 @@ def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep)
         "bce": outcome.bce.tolist(),
         "diverged": int(outcome.diverged.sum()),
         "collapsed": sum(one.collapsed for one in training.spread()),
-        "seconds": outcome.seconds_per_epoch,
+        "seconds": _seconds_apart(make(fused=False)) if training.fused else training.seconds,
+        "took": training.seconds,
         "visits": outcome.visits,
     }
+
+
+def _seconds_apart(training: SpofTraining) -> float:
+    """Return seconds of the whole schedule by operations on tensors, from its first steps.
+
+    So methods are timed alike: of some every step is one, of others all steps are one kernel.
+    """
+    training.step()  # which may release the records, once
+    first, more = training.seconds, min(TIMED, training.steps - 1)
+    for _ in range(more):
+        training.step()
+    return first + (training.seconds - first) * (training.steps - 1) / max(1, more)
 
 
 def _found(where: SpofExperiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
@@ -371,7 +408,8 @@ def _found(where: SpofExperiment, cell: Cell, numbers: Mapping[str, Any]) -> Fou
         **{name: tuple(numbers[name]) for name in ("accuracy", "mse", "bce")},
         diverged=int(numbers["diverged"]),
         collapsed=int(numbers["collapsed"]),
-        seconds=float(numbers["seconds"]),
+        seconds=float(numbers["seconds"]) / where.epochs,
+        took=float(numbers["took"]),
         claimed=claimed,
         certified=certified,
         relation=relation,

@@ -14,6 +14,7 @@ from dpkern.base.errors import BackendError
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import coef, noise, testing
 from dpkern.ops.backends import _launch_coef, cuda
+from tests.ops import descents
 
 KEY = Key.from_unsafe_seed(0, rounds=8)
 STREAM, ROUNDING = KEY.stream(Purpose.LAPLACE, 3), KEY.stream(Purpose.ROUNDING, 3)
@@ -117,6 +118,50 @@ def test_layers_wider_than_a_block_holds_are_refused(emulator: ModuleType) -> No
     h, y, w = torch.zeros(1, 3585), torch.zeros(1, 1), torch.zeros(1, 3585)
     with pytest.raises(BackendError, match="at most 3584 features"):
         coef.expanded(h, y, w, backend="cuda")
+
+
+@pytest.mark.parametrize("noise", ["growing", "constant", "none"])
+def test_runs_of_autoencoders_have_the_cpus_bits(emulator: ModuleType, noise: str) -> None:
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
+        ((3, 2, 14, 7), torch.float32),
+        ((2, 5, 14, 7), torch.float64),
+        ((2, 16, 9, 8), torch.float32),
+        ((2, 3, 30, 13), torch.float32),
+        ((1, 2, 16, 16), torch.float64),
+        ((1, 1, 1, 1), torch.float64),
+    )
+    for shape, dtype in shapes:
+        what = descents.made(shape, dtype=dtype, noise=noise)
+        assert torch.equal(descents.run(what, "cuda"), descents.run(what, "cpu")), shape
+    what["stopped"][0] = 1
+    assert torch.equal(descents.run(what, "cuda"), descents.run(what, "cpu"))
+
+
+def test_a_run_stops_with_any_of_its_users(emulator: ModuleType) -> None:
+    for seed in (0, 5):
+        emulator.shuffle(seed)
+        what = descents.made((6, 3, 14, 7), noise="none") | {"lr": 1.0, "limit": 30.0}
+        found = descents.run(what, "cuda")
+        assert torch.equal(found, descents.run(what, "cpu"))
+        assert 0 < found[:, -1].sum() < 6
+    emulator.shuffle(0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 17, 14, 7), torch.float32),
+        ((1, 2, 33, 7), torch.float32),
+        ((1, 2, 14, 17), torch.float32),
+        ((1, 2, 17, 7), torch.float64),
+    ],
+    ids=["users", "features", "units", "doubles"],
+)
+def test_autoencoders_without_registers_are_refused(
+    emulator: ModuleType, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    with pytest.raises(BackendError, match="has registers for 16 users"):
+        descents.run(descents.made(shape, dtype=dtype), "cuda")
 
 
 def test_packs_only_where_every_array_begins_at_sixteen_bytes() -> None:

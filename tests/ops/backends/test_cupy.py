@@ -30,6 +30,7 @@ from dpkern.ops.backends._kernels import CudaKernel
 from dpkern.ops.backends._start import Device
 from dpkern.ops.ghost import explicit
 from dpkern.step.noise_tables._cdt_law import CdtLaw
+from tests.ops import descents
 from tests.ops.backends.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
 from tests.ops.small_cases import SMALL_CASES, ClipCase
 from tests.ops.spectral_cases import CASES as CONVOLUTIONS
@@ -171,6 +172,15 @@ def perturb_everything() -> None:
             coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
 
 
+def descend_everywhere() -> None:
+    """Autoencoders for every room in registers, and steps of none."""
+    for dtype, units in product(FLOATS, (7, 9)):
+        given = descents.made((2, 2, 14, units), dtype=dtype)
+        descents.run(given, "cupy")
+        nothing = {k: given[k][:, :0].contiguous() for k in ("order", "draws", "rounding")}
+        descents.run(given | nothing, "cupy")
+
+
 def release_in_the_frequency_domain() -> None:
     """Norms, bins and sums of a convolution, whitened and filtered."""
     case = CONVOLUTIONS[0]
@@ -216,6 +226,7 @@ def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     update_everything()
     randomize_everything()
     perturb_everything()
+    descend_everywhere()
     noise.keystream(STREAM, first_block=3, blocks=257, backend="cupy")
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
