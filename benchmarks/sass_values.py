@@ -1,9 +1,10 @@
 """Instructions and bytes per value of the CUDA kernels that touch every parameter or gradient.
 
 A thread's instructions are those outside of loops, once; those of the cipher's loops, once for each
-double round; those of the main loop, as often as the thread's values take. Loops that hardly any
-thread enters (escapes of a draw) count nothing, and so do the other rules' loops of an update. What
-lies outside of loops is counted whole although a part of it is jumped over: an upper bound.
+double round but the first, which stands before the loop (``core/chacha.h``); those of the main
+loop, as often as the thread's values take. Loops that hardly any thread enters (escapes of a draw)
+count nothing, and so do the other rules' loops of an update. What lies outside of loops is counted
+whole although a part of it is jumped over: an upper bound.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 
 from .machine_code import Code
 
-DOUBLE_ROUNDS = 10
+CIPHER_TURNS = 9
+"""Of the cipher's loop: ten double rounds, the first of which is made before it."""
 TILE_VALUES = 32
 """Coordinates of a thread in a tile."""
+FLAT_VALUES = 8
+"""Elements of a thread of an update that makes no noise."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,20 @@ def last_store(code: Code) -> Code:
     return [loop for loop in code.innermost if stores(loop)][-1]
 
 
-def _with(base: str) -> Callable[[Code], Code]:
-    """Return a rule that finds the loop with such an instruction that writes to device memory."""
+def with_roots(code: Code) -> Code:
+    """Return the loop of Adam's rule that writes the most to device memory."""
+    loops = [loop for loop in code.loops if any(i.name == "MUFU.RSQ" for i in loop.instructions)]
+    return max(loops, key=stored)
 
-    def found(code: Code) -> Code:
-        loops = [loop for loop in code.loops if stores(loop)]
-        return next(
-            loop for loop in loops if any(one.name.startswith(base) for one in loop.instructions)
-        )
 
-    return found
+def stored(loop: Code) -> int:
+    """Return how many bytes a loop's turn writes to device memory."""
+    return sum(width * times for width, times in loop.widths("STG", "ST").items())
+
+
+def adam_values(loop: Code) -> int:
+    """Return how many float32 parameters a turn updates: each is written with its two states."""
+    return stored(loop) // 12
 
 
 def widest_loads(code: Code) -> Code:
@@ -99,12 +107,18 @@ CASES = (
         last_store, stores,
     ),
     Case(
-        "update, Adam, int32 sums", "update", UPDATE.format("i"), 28, _with("MUFU.RSQ"),
-        lambda loop: stores(loop) // 3,
+        "update, Adam, int32 sums", "update", UPDATE.format("i"), 28, with_roots, adam_values,
     ),
     Case(
-        "update, Adam, float32 sums", "update", UPDATE.format("f"), 28, _with("MUFU.RSQ"),
-        lambda loop: stores(loop) // 3,
+        "update, Adam, float32 sums", "update", UPDATE.format("f"), 28, with_roots, adam_values,
+    ),
+    Case(
+        "update, Adam, int32 sums, ring", "update", "update_flat_kernelIfiLb1E", 32, with_roots,
+        adam_values, FLAT_VALUES,
+    ),
+    Case(
+        "update, Adam, float32 sums, ring", "update", "update_flat_kernelIffLb1E", 34, with_roots,
+        adam_values, FLAT_VALUES,
     ),
     Case(
         "powers of rows, float32", "clip", "12power_kernelIf", 4, whole, lambda _: 16, None
@@ -139,7 +153,7 @@ def per_value(case: Case, code: Code) -> tuple[dict[str, float], Code]:
     total: Counter[str] = Counter(code.outside.pipes)
     for loop in code.outermost:
         if is_cipher(loop):
-            times = float(DOUBLE_ROUNDS)
+            times = float(CIPHER_TURNS)
         elif loop.instructions[0].place == main.instructions[0].place:
             times = case.thread_values / each
         else:

@@ -13,6 +13,7 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,8 +212,23 @@ def sums_of(
         if dtype.is_floating_point and given is not None:
             x = at_cell_edges(drawn(law), law, given.positions[i], size)
             x[2:3] = INFINITY
+            # The first groups of a tile inside of a tensor hold sums of every size.
+            x[600:606] = torch.tensor([3e38, -3e38, NAN, 2.0**30, -(2.0**25), 1e-40])[: size - 600]
         made.append(x.to(dtype))
     return made
+
+
+def test_a_quotient_of_floats_is_a_product_in_double() -> None:
+    """What devices make of a root over ``root2``, near the turning points of rounding."""
+    generator = np.random.default_rng(3)
+    root2 = (1 - generator.random(1 << 18) ** 4).astype(np.float32)
+    middle = 1 + (2 * generator.integers(1 << 23, size=root2.size) + 1) / 2.0**24
+    for turn in (middle, 2 * middle, middle * 2.0**-70, middle * 2.0**60):
+        x = (turn * root2).astype(np.float32)  # so that x / root2 is close to it
+        exact = x.astype(np.longdouble) / root2
+        assert np.median(np.abs(exact / turn - 1)) < 2.0**-24
+        product = x.astype(np.float64) * (1 / root2.astype(np.float64))
+        assert np.array_equal(product.astype(np.float32), x / root2)
 
 
 @pytest.mark.parametrize("source", ["none", "stream", "draws", "step_counter"])
