@@ -19,6 +19,8 @@ CIPHER_TURNS = 9
 """Of the cipher's loop: ten double rounds, the first of which is made before it."""
 TILE_VALUES = 32
 """Coordinates of a thread in a tile."""
+HELD_VALUES = 64
+"""Entries of a row that a thread holds."""
 FLAT_VALUES = 8
 """Elements of a thread of an update that makes no noise."""
 
@@ -92,6 +94,19 @@ def widest_loads(code: Code) -> Code:
     return max(code.innermost, key=loaded)
 
 
+def held_rows(code: Code) -> Code:
+    """Return the loop over rows that a block holds.
+
+    Of what lies between its barriers, which one warp of eight executes, every eighth instruction.
+    """
+    loop = max(code.outermost, key=len)
+    first, last = (i for i, one in enumerate(loop.instructions) if one.base == "BAR")
+    of_one_warp = loop.instructions[first + 1 : last : 8]
+    return Code(
+        code.name, (*loop.instructions[: first + 1], *of_one_warp, *loop.instructions[last:])
+    )
+
+
 def whole(code: Code) -> Code:
     """Return the kernel itself, where everything is unrolled."""
     return code
@@ -126,6 +141,14 @@ CASES = (
     Case(
         "weighted sum of rows, float32", "clip", "sum_kernelIfff", 4, widest_loads,
         lambda loop: 4 * loop.widths("LDG", "LD")[16], None,
+    ),
+    Case(
+        "clip and sum at one read, float32", "clip", "clip_held_kernelIffLi4ELb1E", 4, held_rows,
+        lambda _: HELD_VALUES, None,
+    ),
+    Case(
+        "clip and sum at one read, bfloat16", "clip", "clip_held_kernelINS0_8Bfloat16EfLi4ELb1E", 2,
+        held_rows, lambda _: HELD_VALUES, None,
     ),
     Case(
         "powers of rows, bfloat16", "clip", "12power_kernelINS0_8Bfloat16E", 2, whole,

@@ -20,7 +20,7 @@ import torch
 from dpkern.base.rng import Key, Purpose, Stream
 from dpkern.ops import _lattice, clip, noise, symbols, testing, update
 from dpkern.ops._draws import CdtDraws, SampleReads
-from dpkern.ops.backends import cuda
+from dpkern.ops.backends import _kernels, cuda
 from dpkern.ops.ghost import explicit
 from dpkern.step.noise_tables._cdt_law import CdtLaw
 
@@ -300,6 +300,42 @@ def near(got: torch.Tensor, want: torch.Tensor) -> bool:
 SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = (
     *((0, (7,)), (1, (0, 1)), (10, (7, 1, 33)), (9, (0, 4100, 2)), (70, (40,))),
 )
+
+
+@pytest.mark.parametrize("style", clip.STYLES)
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_read_once(
+    emulator: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    p: int,
+    style: str,
+) -> None:
+    """One chunk and several, parts of one and whole ones, empty tensors, any alignment."""
+    monkeypatch.setattr(_kernels, "HELD_BATCH", 40)
+    start, started = cuda.ModuleLauncher.start, []
+
+    def counted(self: Any, kernel: _kernels.CudaKernel, *arguments: Any) -> int:
+        started.append(kernel.name)
+        return start(self, kernel, *arguments)
+
+    monkeypatch.setattr(cuda.ModuleLauncher, "start", counted)
+    shapes = (40, (4096,)), (69, (1, 0, 33, 4099)), (41, (7, 1, 0, 300, 20)), (41, (1,) * 5)
+    for batch, columns in shapes:
+        grads = rows_of(batch, columns, dtype)
+        bounds = [1.5 + i for i in range(len(columns))] if style == "per_layer" else 1.5
+        given: dict[str, Any] = {"max_grad_norm": bounds, "p": p, "style": style}
+        started.clear()
+        got = clipped(grads, torch.float32, backend="cuda", **given)
+        assert ("clip_held_kernel" in started) == (len(columns) < 5 or 0 in columns)
+        assert ("power_kernel" in started) == (len(columns) == 5 and 0 not in columns)
+        wide = [g.double() for g in grads]
+        want = clipped(wide, torch.float64, backend="reference", **given)
+        assert near(got.norms, want.norms), (batch, columns)
+        assert int(got.nonfinite) == int(want.nonfinite) > 0
+        for a, b in zip(got.sums, want.sums, strict=True):
+            assert near(a, b.float()), (batch, columns)
 
 
 def clipped(grads: list[torch.Tensor], total: torch.dtype, **given: Any) -> clip.ClipResult:

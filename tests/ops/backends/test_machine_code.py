@@ -31,6 +31,8 @@ MOST_INSTRUCTIONS = {
     "update, Adam, float32 sums": 251,
     "update, Adam, int32 sums, ring": 155,
     "update, Adam, float32 sums, ring": 182,
+    "clip and sum at one read, float32": 15,
+    "clip and sum at one read, bfloat16": 17,
     "powers of rows, float32": 20,
     "powers of rows, bfloat16": 22.5,
     "weighted sum of rows, float32": 8.0,
