@@ -65,11 +65,11 @@ def _run(
             powers=room["powers"],
         )
         partial = room["partial"]
-        held = table.held(rows, arithmetic, grad)
-        if held is not None:
+        chunks = table.held(rows, arithmetic, grad)
+        if chunks is not None:
             sums_of = {"all": rows, "partial": room["sums"]}
-            types = grad, value, held, "true" if request.p == 2 else "false"
-            on.start(table.CLIP_HELD, types, cuda, clip=how, **sums_of)
+            instance = grad, value, chunks, "true" if request.p == 2 else "false"
+            on.start(table.CLIP_HELD, instance, cuda, clip=how, **sums_of)
             on.start(table.COMBINE, (value,), cuda, splits=table.held_splits(rows), **sums_of)
             return norms
         powers_of = {"all": rows, "p": request.p, "partial": partial}

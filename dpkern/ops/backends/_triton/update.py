@@ -144,9 +144,9 @@ def update_kernel(
 
 @triton.jit(do_not_specialize=["count", *chacha.STREAM, *chacha.ROUNDING, *NUMBERS])
 def noised_update_kernel(
+    table,
     tasks,
     nonfinite,
-    table,
     count: tl.int64,
     key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
     rounds: tl.int32,
@@ -263,25 +263,16 @@ def _step(
     tasks["first_piece"], programs = _tables.starts(-(-counts // each))
     table = _tables.device_table(tasks, device).view(torch.int64)
     meta: dict[str, Any] = {"T": _TYPES[dtype], "RULE": code}
+    given: tuple[Any, ...] = table, nonfinite, len(tasks)
     if noise is None:
-        meta |= {"BLOCK": int(layouts.UPDATE_PIECE)}
-        given = table, nonfinite, len(tasks)
-        launch(update_kernel, programs, table, *given, *numbers, warps=8, **meta)
+        meta |= {"BLOCK": int(layouts.UPDATE_PIECE), "warps": 8}
+        launch(update_kernel, programs, table, *given, *numbers, **meta)
     else:
         meta |= {"S": _TYPES[sums[0].dtype], "LAW": lattice.LAW_CODES[noise.distribution]}
-        streams = *chacha.arguments(noise.stream), *chacha.arguments(noise.rounding)
-        given = table, nonfinite, lattice.tables(noise.distribution, device), len(tasks)
-        launch(
-            noised_update_kernel,
-            programs,
-            table,
-            *given,
-            *streams,
-            *numbers,
-            TILES=each,
-            maxnreg=REGISTERS if dtype is torch.float32 else 255,
-            **meta,
-        )
+        meta |= {"TILES": each, "maxnreg": REGISTERS if dtype is torch.float32 else 255}
+        given += *chacha.arguments(noise.stream), *chacha.arguments(noise.rounding), *numbers
+        law = lattice.tables(noise.distribution, device)
+        launch(noised_update_kernel, programs, table, law, *given, **meta)
     increment_version(params)
     state.steps += 1
     return known(nonfinite[0])
