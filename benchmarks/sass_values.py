@@ -1,9 +1,10 @@
 """Instructions and bytes per value of the CUDA kernels that touch every parameter or gradient.
 
 A thread's instructions are those outside of loops, once; those of the cipher's loops, once for each
-double round; those of the main loop, as often as the thread's values take. Loops that hardly any
-thread enters (escapes of a draw) count nothing, and so do the other rules' loops of an update. What
-lies outside of loops is counted whole although a part of it is jumped over: an upper bound.
+double round but the first, which stands before the loop (``core/chacha.h``); those of the main
+loop, as often as the thread's values take. Loops that hardly any thread enters (escapes of a draw)
+count nothing, and so do the other rules' loops of an update. What lies outside of loops is counted
+whole although a part of it is jumped over: an upper bound.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from dataclasses import dataclass
 
 from .machine_code import Code
 
-DOUBLE_ROUNDS = 10
+CIPHER_TURNS = 9
+"""Of the cipher's loop: ten double rounds, the first of which is made before it."""
 TILE_VALUES = 32
 """Coordinates of a thread in a tile."""
+HELD_VALUES = 64
+"""Entries of a row that a thread holds."""
+FLAT_VALUES = 8
+"""Elements of a thread of an update that makes no noise."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +68,20 @@ def last_store(code: Code) -> Code:
     return [loop for loop in code.innermost if stores(loop)][-1]
 
 
-def _with(base: str) -> Callable[[Code], Code]:
-    """Return a rule that finds the loop with such an instruction that writes to device memory."""
+def with_roots(code: Code) -> Code:
+    """Return the loop of Adam's rule that writes the most to device memory."""
+    loops = [loop for loop in code.loops if any(i.name == "MUFU.RSQ" for i in loop.instructions)]
+    return max(loops, key=stored)
 
-    def found(code: Code) -> Code:
-        loops = [loop for loop in code.loops if stores(loop)]
-        return next(
-            loop for loop in loops if any(one.name.startswith(base) for one in loop.instructions)
-        )
 
-    return found
+def stored(loop: Code) -> int:
+    """Return how many bytes a loop's turn writes to device memory."""
+    return sum(width * times for width, times in loop.widths("STG", "ST").items())
+
+
+def adam_values(loop: Code) -> int:
+    """Return how many float32 parameters a turn updates: each is written with its two states."""
+    return stored(loop) // 12
 
 
 def widest_loads(code: Code) -> Code:
@@ -82,6 +92,19 @@ def widest_loads(code: Code) -> Code:
         return sum(width * times for width, times in widths.items() if width >= 8)
 
     return max(code.innermost, key=loaded)
+
+
+def held_rows(code: Code) -> Code:
+    """Return the loop over rows that a block holds.
+
+    Of what lies between its barriers, which one warp of eight executes, every eighth instruction.
+    """
+    loop = max(code.outermost, key=len)
+    first, last = (i for i, one in enumerate(loop.instructions) if one.base == "BAR")
+    of_one_warp = loop.instructions[first + 1 : last : 8]
+    return Code(
+        code.name, (*loop.instructions[: first + 1], *of_one_warp, *loop.instructions[last:])
+    )
 
 
 def whole(code: Code) -> Code:
@@ -99,12 +122,18 @@ CASES = (
         last_store, stores,
     ),
     Case(
-        "update, Adam, int32 sums", "update", UPDATE.format("i"), 28, _with("MUFU.RSQ"),
-        lambda loop: stores(loop) // 3,
+        "update, Adam, int32 sums", "update", UPDATE.format("i"), 28, with_roots, adam_values,
     ),
     Case(
-        "update, Adam, float32 sums", "update", UPDATE.format("f"), 28, _with("MUFU.RSQ"),
-        lambda loop: stores(loop) // 3,
+        "update, Adam, float32 sums", "update", UPDATE.format("f"), 28, with_roots, adam_values,
+    ),
+    Case(
+        "update, Adam, int32 sums, ring", "update", "update_flat_kernelIfiLb1E", 32, with_roots,
+        adam_values, FLAT_VALUES,
+    ),
+    Case(
+        "update, Adam, float32 sums, ring", "update", "update_flat_kernelIffLb1E", 34, with_roots,
+        adam_values, FLAT_VALUES,
     ),
     Case(
         "powers of rows, float32", "clip", "12power_kernelIf", 4, whole, lambda _: 16, None
@@ -112,6 +141,14 @@ CASES = (
     Case(
         "weighted sum of rows, float32", "clip", "sum_kernelIfff", 4, widest_loads,
         lambda loop: 4 * loop.widths("LDG", "LD")[16], None,
+    ),
+    Case(
+        "clip and sum at one read, float32", "clip", "clip_held_kernelIffLi4ELb1E", 4, held_rows,
+        lambda _: HELD_VALUES, None,
+    ),
+    Case(
+        "clip and sum at one read, bfloat16", "clip", "clip_held_kernelINS0_8Bfloat16EfLi4ELb1E", 2,
+        held_rows, lambda _: HELD_VALUES, None,
     ),
     Case(
         "powers of rows, bfloat16", "clip", "12power_kernelINS0_8Bfloat16E", 2, whole,
@@ -139,7 +176,7 @@ def per_value(case: Case, code: Code) -> tuple[dict[str, float], Code]:
     total: Counter[str] = Counter(code.outside.pipes)
     for loop in code.outermost:
         if is_cipher(loop):
-            times = float(DOUBLE_ROUNDS)
+            times = float(CIPHER_TURNS)
         elif loop.instructions[0].place == main.instructions[0].place:
             times = case.thread_values / each
         else:

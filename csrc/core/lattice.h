@@ -140,6 +140,19 @@ DPK_HD T release_float(T units, U rounding, I x) {
   return cells + static_cast<T>((low + x) >> kFineBits);
 }
 
+// Whether `release_small` takes these units.
+DPK_HD bool is_small(float units) { return std::fabs(units) < 0x1p30f; }
+
+// The bits of `release_float` with whole numbers of 32 bits, in half of a device's instructions:
+// floor(units), the carry and X add up to less than 2^31.
+DPK_HD float release_small(float units, std::uint32_t rounding, std::int32_t x) {
+  const auto below = static_cast<std::int32_t>(std::floor(units));
+  const auto fraction =
+      static_cast<std::uint32_t>((units - static_cast<float>(below)) * 65536.0f) + rounding;
+  const std::int32_t carry = static_cast<std::int32_t>(fraction >> 16);
+  return static_cast<float>((below + carry + x) >> kFineBits);
+}
+
 // Coordinate j of a tile takes half j div 16 (low first) of the block of lane j mod 16.
 template <class W>
 DPK_HD W rounding_bits(W word, int half) {

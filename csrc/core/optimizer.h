@@ -107,7 +107,13 @@ DPK_HD void apply(const Nesterov<T>& rule, T gradient, T& param, T& buffer, T&) 
 }
 
 template <class T>
-DPK_HD void apply(const Adam<T>& rule, T gradient, T& param, T& mean, T& square) {
+DPK_HD T over_root2(const Adam<T>& rule, T x) {
+  return x / rule.root2;
+}
+
+// For every type of rule with Adam's numbers and an `over_root2`.
+template <class Rule, class T>
+DPK_HD void apply_adam(const Rule& rule, T gradient, T& param, T& mean, T& square) {
   using std::sqrt;
   const T p = param * rule.shrink;
   const T g = gradient + rule.decay * param;
@@ -115,7 +121,12 @@ DPK_HD void apply(const Adam<T>& rule, T gradient, T& param, T& mean, T& square)
   const T v = rule.keep2 * square + rule.fresh2 * g * g;
   mean = m;
   square = v;
-  param = p - rule.step * (m / (sqrt(v) / rule.root2 + rule.eps));
+  param = p - rule.step * (m / (over_root2(rule, sqrt(v)) + rule.eps));
+}
+
+template <class T>
+DPK_HD void apply(const Adam<T>& rule, T gradient, T& param, T& mean, T& square) {
+  apply_adam(rule, gradient, param, mean, square);
 }
 
 }  // namespace dpkern

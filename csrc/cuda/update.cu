@@ -10,25 +10,49 @@
 namespace dpkern::cuda {
 
 constexpr int kFlatEach = static_cast<int>(kUpdatePiece) / kFlatThreads;  // elements of a thread
+// Coordinates of a tile that a thread updates together, as many as fit its registers.
+template <class T>
+constexpr int kTileTogether = sizeof(T) == 8 ? 1 : 4;
 
 template <class T>
 constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // minimum per multiprocessor
 
 // The rule of this step: with a step counter, the numbers that depend on the step count are the
 // step counter's.
-__device__ __forceinline__ RuleNumbers rule_now(const UpdatePlan& plan) {
-  RuleNumbers rule = plan.rule;
-  if (plan.step_counter != nullptr) {
-    rule.first_step = plan.step_counter->step == 0 ? 1 : 0;
-    rule.root2 = std::sqrt(1 - plan.step_counter->beta2_power);
-    rule.step = rule.lr / (1 - plan.step_counter->beta1_power);
+struct RuleNow : RuleNumbers {
+  double per_root2;  // of Adam with float parameters
+  __device__ __forceinline__ void read(const UpdatePlan& plan) {
+    static_cast<RuleNumbers&>(*this) = plan.rule;
+    if (plan.step_counter != nullptr) {
+      first_step = plan.step_counter->step == 0 ? 1 : 0;
+      root2 = std::sqrt(1 - plan.step_counter->beta2_power);
+      step = lr / (1 - plan.step_counter->beta1_power);
+    }
+    per_root2 = 1 / static_cast<double>(static_cast<float>(root2));
   }
-  return rule;
+};
+
+// On a device a division by root2 takes thrice the instructions of what it does here.
+template <class T>
+struct DeviceAdam : Adam<T> {
+  double per_root2;
+};
+
+// The bits of x / root2: a quotient of two floats lies 2^-49 of itself or more away from where
+// rounding to float turns, and this product less than 2^-51 away from the quotient.
+__device__ __forceinline__ float over_root2(const DeviceAdam<float>& rule, float x) {
+  return static_cast<float>(x * rule.per_root2);
+}
+
+template <class T>
+__device__ __forceinline__ void apply(const DeviceAdam<T>& rule, T gradient, T& param, T& mean,
+                                      T& square) {
+  apply_adam(rule, gradient, param, mean, square);
 }
 
 // body(rule in the parameters' type).
 template <class T, class Body>
-__device__ __forceinline__ void with_rule(const RuleNumbers& numbers, const Body& body) {
+__device__ __forceinline__ void with_rule(const RuleNow& numbers, const Body& body) {
   switch (numbers.form) {
     case RuleForm::kPlain:
       return body(plain_sgd<T>(numbers));
@@ -37,7 +61,7 @@ __device__ __forceinline__ void with_rule(const RuleNumbers& numbers, const Body
     case RuleForm::kNesterov:
       return body(nesterov<T>(numbers));
     case RuleForm::kAdam:
-      return body(adam<T>(numbers));
+      return body(DeviceAdam<T>{adam<T>(numbers), numbers.per_root2});
   }
 }
 
@@ -60,6 +84,7 @@ struct Arrays {
         step(static_cast<T>(task.step)) {}
 };
 
+// y of one sum, whatever it is.
 template <class T>
 __device__ __forceinline__ T noised(T sum, std::int32_t x, std::uint32_t bits, T per_unit,
                                     int& bad) {
@@ -70,6 +95,30 @@ __device__ __forceinline__ T noised(Sum sum, std::int32_t x, std::uint32_t, T, i
   return static_cast<T>(release_integer(sum, x));
 }
 
+// y[v] of V sums, in few instructions; false, and nothing is done, if `noised` must make one.
+template <int V>
+__device__ __forceinline__ bool noised_quickly(const float* sum, const std::int32_t* x,
+                                               const std::uint32_t* bits, float per_unit,
+                                               float* y) {
+  bool small = true;
+  DPK_UNROLL
+  for (int v = 0; v < V; ++v) {
+    y[v] = sum[v] * per_unit;
+    small = small && is_small(y[v]);
+  }
+  if (!small) return false;
+  DPK_UNROLL
+  for (int v = 0; v < V; ++v) y[v] = release_small(y[v], bits[v], x[v]);
+  return true;
+}
+template <int V, class T, class Sum>
+__device__ __forceinline__ bool noised_quickly(const Sum* sum, const std::int32_t* x,
+                                               const std::uint32_t*, T, T* y) {
+  DPK_UNROLL
+  for (int v = 0; v < V; ++v) y[v] = static_cast<T>(release_integer(sum[v], x[v]));
+  return true;
+}
+
 template <class T, class Sum>
 constexpr bool kRounds = false;  // float sums are rounded to the lattice first
 template <class T>
@@ -78,13 +127,13 @@ constexpr bool kRounds<T, T> = true;
 // Shared memory of the tile kernel; only float sums need the rounding bits.
 template <bool kRounded>
 struct UpdateRoom : TileShared {
-  RuleNumbers rule;
+  RuleNow rule;
   __device__ __forceinline__ void fill(const Stream&, const TileLane&) {}
   __device__ __forceinline__ std::uint32_t bits(int) const { return 0; }
 };
 template <>
 struct UpdateRoom<true> : TileShared {
-  RuleNumbers rule;
+  RuleNow rule;
   RoundingRoom rounded;
   __device__ __forceinline__ void fill(const Stream& rounding, const TileLane& seat) {
     rounded.fill(rounding, seat);
@@ -92,8 +141,101 @@ struct UpdateRoom<true> : TileShared {
   __device__ __forceinline__ std::uint32_t bits(int k) const { return rounded.bits(k); }
 };
 
-// This thread's share of a tile. Not a lambda: the run-time compiler takes generic ones for host
-// code.
+// The noise of a thread's coordinates in a tile: coordinate k is element index + 16 k.
+template <class Room>
+struct TileNoise {
+  static constexpr bool kMade = true;
+  static constexpr int kApart = kLanes;
+  const Room& room;
+
+  template <int V, bool>
+  __device__ __forceinline__ void load(int k, std::int64_t, std::int32_t* x,
+                                       std::uint32_t* bits) const {
+    DPK_UNROLL
+    for (int v = 0; v < V; ++v) {
+      x[v] = room.draws[k + v][threadIdx.x];
+      bits[v] = room.bits(k + v);
+    }
+  }
+};
+
+// Draws made ahead, or none; elements of a thread's group lie side by side.
+template <bool kDraws>
+struct FlatNoise {
+  static constexpr bool kMade = kDraws;
+  static constexpr int kApart = 1;
+  const std::int32_t* draws;
+  const std::uint16_t* rounding;
+
+  template <int V, bool kRounded>
+  __device__ __forceinline__ void load(int, std::int64_t i, std::int32_t* x,
+                                       std::uint32_t* bits) const {
+    if constexpr (kDraws) load_pack<V>(draws + i, x);
+    if constexpr (kDraws && kRounded) {
+      std::uint16_t halves[V];
+      load_pack<V>(rounding + i, halves);
+      DPK_UNROLL
+      for (int v = 0; v < V; ++v) bits[v] = halves[v];
+    }
+  }
+};
+
+template <int V, int kApart, class S>
+__device__ __forceinline__ void load_group(const S* from, S* to) {
+  if constexpr (kApart == 1) {
+    load_pack<V>(from, to);
+  } else {
+    DPK_UNROLL
+    for (int v = 0; v < V; ++v) to[v] = from[kApart * v];
+  }
+}
+template <int V, int kApart, class S>
+__device__ __forceinline__ void store_group(const S* from, S* to) {
+  if constexpr (kApart == 1) {
+    store_pack<V>(from, to);
+  } else {
+    DPK_UNROLL
+    for (int v = 0; v < V; ++v) to[kApart * v] = from[v];
+  }
+}
+
+// V elements of all arrays from i on, the k-th of this thread and those after it; everything is
+// read before anything is used. False, and nothing is written, if kQuick and a sum needs care.
+template <int V, bool kQuick, class T, class Sum, class Noise, class Rule>
+__device__ __forceinline__ bool update_group(const Arrays<T, Sum>& of, const Noise& noise, int k,
+                                             std::int64_t i, const Rule& rule, int& bad) {
+  constexpr int kApart = Noise::kApart;
+  T param[V], state1[V], state2[V], y[V];
+  Sum sum[V];
+  std::int32_t x[V];
+  std::uint32_t bits[V] = {};
+  load_group<V, kApart>(of.param + i, param);
+  load_group<V, kApart>(of.sum + i, sum);
+  if constexpr (Rule::kStates > 0) load_group<V, kApart>(of.state1 + i, state1);
+  if constexpr (Rule::kStates > 1) load_group<V, kApart>(of.state2 + i, state2);
+  noise.template load<V, kRounds<T, Sum>>(k, i, x, bits);
+  if constexpr (kQuick) {
+    if (!noised_quickly<V>(sum, x, bits, of.per_unit, y)) return false;
+  } else {
+    DPK_UNROLL
+    for (int v = 0; v < V; ++v) {
+      if constexpr (Noise::kMade) {
+        y[v] = noised(sum[v], x[v], bits[v], of.per_unit, bad);
+      } else {
+        y[v] = finite_units(sum[v], T{1}, bad);
+      }
+    }
+  }
+  DPK_UNROLL
+  for (int v = 0; v < V; ++v) apply(rule, y[v] * of.step, param[v], state1[v], state2[v]);
+  store_group<V, kApart>(param, of.param + i);
+  if constexpr (Rule::kStates > 0) store_group<V, kApart>(state1, of.state1 + i);
+  if constexpr (Rule::kStates > 1) store_group<V, kApart>(state2, of.state2 + i);
+  return true;
+}
+
+// This thread's share of a tile: in groups where the tile lies inside of the tensor. Not a lambda:
+// the run-time compiler takes generic ones for host code.
 template <class T, class Sum>
 struct TileUpdate {
   const UpdateTask& task;
@@ -103,20 +245,25 @@ struct TileUpdate {
 
   template <class Rule>
   __device__ __forceinline__ void operator()(const Rule& rule) const {
-    constexpr int kStates = Rule::kStates;
+    constexpr int V = kTileTogether<T>;
     const Arrays<T, Sum> of(task);
+    const TileNoise<UpdateRoom<kRounds<T, Sum>>> noise{room};
     const std::int64_t size = task.size;  // a copy: stores could change the original
-    for (int k = 0; k < kPerThread; ++k) {
+    std::uint32_t left = ~0u;             // coordinates that are not updated yet
+    if constexpr (V > 1) {
+      if (seat.index >= 0 && seat.index + kLanes * (kPerThread - 1) < size) {
+        DPK_NO_UNROLL
+        for (int k = 0; k < kPerThread; k += V) {
+          const std::int64_t i = seat.index + kLanes * k;
+          if (update_group<V, true>(of, noise, k, i, rule, bad)) left &= ~(((1u << V) - 1) << k);
+        }
+      }
+    }
+    DPK_NO_UNROLL
+    for (int k = 0; left != 0; ++k, left >>= 1) {
       const std::int64_t i = seat.index + kLanes * k;
-      if (i < 0 || i >= size) continue;
-      T param = of.param[i];
-      T state1 = kStates > 0 ? of.state1[i] : T{0};
-      T state2 = kStates > 1 ? of.state2[i] : T{0};
-      const T y = noised(of.sum[i], room.draws[k][threadIdx.x], room.bits(k), of.per_unit, bad);
-      apply(rule, y * of.step, param, state1, state2);
-      of.param[i] = param;
-      if (kStates > 0) of.state1[i] = state1;
-      if (kStates > 1) of.state2[i] = state2;
+      if ((left & 1) == 0 || i < 0 || i >= size) continue;
+      update_group<1, false>(of, noise, k, i, rule, bad);
     }
   }
 };
@@ -125,7 +272,7 @@ template <class T, class Sum, class Law>
 __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
     update_tile_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
   __shared__ UpdateRoom<kRounds<T, Sum>> room;
-  if (threadIdx.x == 0) room.rule = rule_now(plan);
+  if (threadIdx.x == 0) room.rule.read(plan);
   load_table<Law>(room);
   const std::int64_t piece = piece_of_thread();
   if (piece >= plan.pieces) return;
@@ -144,37 +291,6 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
   if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});
 }
 
-// Elements [i, i + V) of all arrays, everything read before anything is used.
-template <int V, class T, class Sum, bool kDraws, class Rule>
-__device__ __forceinline__ void update_pack(const UpdatePlan& plan, const Arrays<T, Sum>& of,
-                                            std::int64_t draws_at, std::int64_t i, const Rule& rule,
-                                            int& bad) {
-  constexpr bool kBits = kDraws && kRounds<T, Sum>;
-  T param[V], state1[V], state2[V];
-  Sum sum[V];
-  std::int32_t x[V];
-  std::uint16_t bits[V];
-  load_pack<V>(of.param + i, param);
-  load_pack<V>(of.sum + i, sum);
-  if constexpr (Rule::kStates > 0) load_pack<V>(of.state1 + i, state1);
-  if constexpr (Rule::kStates > 1) load_pack<V>(of.state2 + i, state2);
-  if constexpr (kDraws) load_pack<V>(plan.draws + draws_at + i, x);
-  if constexpr (kBits) load_pack<V>(plan.rounding_bits + draws_at + i, bits);
-  DPK_UNROLL
-  for (int v = 0; v < V; ++v) {
-    T y;
-    if constexpr (kDraws) {
-      y = noised(sum[v], x[v], kBits ? bits[v] : 0u, of.per_unit, bad);
-    } else {
-      y = finite_units(sum[v], T{1}, bad);
-    }
-    apply(rule, y * of.step, param[v], state1[v], state2[v]);
-  }
-  store_pack<V>(param, of.param + i);
-  if constexpr (Rule::kStates > 0) store_pack<V>(state1, of.state1 + i);
-  if constexpr (Rule::kStates > 1) store_pack<V>(state2, of.state2 + i);
-}
-
 // This thread's share of a piece that begins at element `begin`.
 template <class T, class Sum, bool kDraws>
 struct FlatUpdate {
@@ -188,28 +304,28 @@ struct FlatUpdate {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
     const int thread = static_cast<int>(threadIdx.x);
     const Arrays<T, Sum> of(task);
+    const FlatNoise<kDraws> noise{plan.draws + task.draws_at, plan.rounding_bits + task.draws_at};
     if (task.aligned16 != 0 && begin + kUpdatePiece <= task.size) {
-      DPK_UNROLL
-      for (int k = 0; k < kFlatEach / V; ++k) {
-        const std::int64_t i = begin + V * (k * kFlatThreads + thread);
-        update_pack<V, T, Sum, kDraws>(plan, of, task.draws_at, i, rule, bad);
+      DPK_NO_UNROLL
+      for (int k = 0; k < kFlatEach; k += V) {
+        const std::int64_t i = begin + k * kFlatThreads + V * thread;
+        update_group<V, false>(of, noise, k, i, rule, bad);
       }
     } else {
+      DPK_NO_UNROLL
       for (int k = 0; k < kFlatEach; ++k) {
         const std::int64_t i = begin + k * kFlatThreads + thread;
-        if (i < task.size) {
-          update_pack<1, T, Sum, kDraws>(plan, of, task.draws_at, i, rule, bad);
-        }
+        if (i < task.size) update_group<1, false>(of, noise, k, i, rule, bad);
       }
     }
   }
 };
 
 template <class T, class Sum, bool kDraws>
-__global__ void __launch_bounds__(kFlatThreads)
+__global__ void __launch_bounds__(kFlatThreads, 3)
     update_flat_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
-  __shared__ RuleNumbers numbers;
-  if (threadIdx.x == 0) numbers = rule_now(plan);
+  __shared__ RuleNow numbers;
+  if (threadIdx.x == 0) numbers.read(plan);
   __syncthreads();
   const std::int64_t piece = blockIdx.x;
   const UpdateTask& task = tasks[task_of(tasks, plan.tasks, &UpdateTask::first_piece, piece)];

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "check.h"
-#include "core/chacha.h"
+#include "core/lattice.h"
 #include "core/tables.h"
 
 namespace dpkern::test {
@@ -216,6 +216,39 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   return cases;
 }
 
+// The whole numbers of devices release the bits of the general way, up to the largest they take.
+std::int64_t compare_small() {
+  std::mt19937_64 random(3);
+  std::int64_t cases = 0;
+  std::vector<float> units = {0.0f,           1e-45f,         1e-38f,   0x1p-24f,
+                              0.5f,           0x1.fffffep-1f, 16383.5f, 0x1p14f,
+                              0x1.fffffep13f, 0x1p23f + 0.5f, 0x1p24f,  0x1.fffffep29f};
+  for (int exponent = -30; exponent < 30; ++exponent) {
+    for (int i = 0; i < 200; ++i) {
+      units.push_back(std::ldexp(1 + static_cast<float>(random() >> 41) * 0x1p-23f, exponent));
+    }
+  }
+  for (const float size : units) {
+    for (const float u : {size, -size}) {
+      check(is_small(u), "small units");
+      const auto x = static_cast<std::int32_t>(random() % (1u << 27)) - (1 << 26);
+      for (const std::uint32_t bits :
+           {0u, 1u, 0x8000u, 0xffffu, std::uint32_t(random() & 0xffff)}) {
+        for (const std::int32_t draw : {x, -1, 0, -static_cast<std::int32_t>(std::floor(u)) - 1}) {
+          const float want = release_float(u, bits, draw), got = release_small(u, bits, draw);
+          check(std::memcmp(&want, &got, sizeof want) == 0, "small units are released alike");
+          ++cases;
+        }
+      }
+    }
+  }
+  for (const float u : {0x1p30f, -0x1p30f, std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN()}) {
+    check(!is_small(u), "units that are not small");
+  }
+  return cases;
+}
+
 std::int64_t compare_keystream(const Stream& stream) {
   std::int64_t cases = 0;
   for (const std::int64_t blocks : {0, 1, 7, 3000}) {
@@ -239,7 +272,7 @@ std::int64_t compare_keystream(const Stream& stream) {
 
 std::int64_t test_noise() {
   check_published_vectors();
-  std::int64_t cases = 0;
+  std::int64_t cases = compare_small();
   for (const int rounds : {20, 12, 8}) {
     cases += compare_keystream(counting_key(0x4a000000, 5, rounds));
   }

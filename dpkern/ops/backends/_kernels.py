@@ -28,6 +28,10 @@ SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
 LAWS = tuple(law.capitalize() for law in codes.DISTRIBUTIONS.words)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
+HELD = ("1", "4")
+"""Chunks of a row that a block holds in registers."""
+HELD_BATCH = 2048
+"""Rows from which on blocks hold them: fewer would not fill a device."""
 
 FIRST = Type("", "", 0)
 """The type of a parameter that is a kernel's first template argument."""
@@ -401,8 +405,21 @@ COMBINE = CudaKernel(
     "combine_kernel",
     layouts.ROW_THREADS,
     {"all": layouts.ROWS, "splits": I64, **_pointers("partial")},
-    lambda *, all, splits, **_: blocks_of(int(all["chunks"]) if splits > 1 else 0),
+    lambda *, all, splits, **_: combine_blocks(all) if splits > 1 else 0,
     _all(FLOATS),
+)
+CLIP_HELD = CudaKernel(
+    "clip",
+    "clip_held_kernel",
+    layouts.ROW_THREADS,
+    {"all": layouts.ROWS, "clip": layouts.CLIP, **_pointers("partial")},
+    lambda *, all, **_: held_splits(all),
+    tuple(
+        (g, v, chunks, squares)
+        for g, v in GRADS
+        if v == "float"
+        for chunks, squares in product(HELD, BOOLS)
+    ),
 )
 REPAIR = CudaKernel(
     "clip",
@@ -448,17 +465,38 @@ def sum_grid(rows: Any) -> tuple[int, int]:
     return blocks_of(chunks * (layouts.CHUNK // layouts.BLOCK_COLUMNS)), splits(n, count, columns)
 
 
-def clip_rooms(rows: Any, arithmetic: codes.Arithmetic, value: str) -> dict[str, int]:
-    """Return the bytes of a call's intermediate arrays; ``value``: the type of its factors."""
+def combine_blocks(rows: Any) -> int:
+    """Return a block for every 32 columns of a chunk."""
+    return blocks_of(int(rows["chunks"]) * (layouts.CHUNK // layouts.WARP))
+
+
+def held(rows: Any, arithmetic: codes.Arithmetic, grad: str) -> str | None:
+    """Return how many chunks a block holds in registers, if rows are to be read once."""
+    chunks, batch = int(rows["chunks"]), int(rows["rows"])
+    floats = arithmetic is codes.Arithmetic.float and dict(GRADS)[grad] == "float"
+    fits = [n for n in HELD if 0 < chunks <= int(n)]
+    return fits[0] if fits and floats and batch >= HELD_BATCH else None
+
+
+def held_splits(rows: Any) -> int:
+    """Return the parts of the rows, whose sums are a sixteenth of what is read, or less."""
+    return min(int(rows["rows"]) // 16, 512)
+
+
+def clip_rooms(rows: Any, arithmetic: codes.Arithmetic, grad: str) -> dict[str, int]:
+    """Return the bytes of a call's intermediate arrays; ``grad``: the type of its gradients."""
+    value = dict(GRADS)[grad]
     size = _BYTES[value]
     batch, count, chunks = (int(rows[name]) for name in ("rows", "count", "chunks"))
     floats = arithmetic is codes.Arithmetic.float
     has_sums = arithmetic is not codes.Arithmetic.norm_only
+    once = held(rows, arithmetic, grad) is not None
+    sums = size * held_splits(rows) * int(rows["columns"]) if once else partial_sums(rows, value)
     return {
-        "partial": 8 * batch * chunks,
+        "partial": 0 if once else 8 * batch * chunks,
         "factors": size * batch * count if has_sums else 0,
         "powers": 8 * batch * count if has_sums and not floats else 0,
-        "sums": partial_sums(rows, value) if floats else 0,
+        "sums": sums if floats else 0,
     }
 
 

@@ -1,7 +1,7 @@
 """Clipping of explicit per-sample gradients on device kernels.
 
-The gradients are read for the norms, and again for the sums; exact sums are then repaired where a
-sample's integers exceed its bound.
+The gradients are read for the norms, and again for the sums; many rows that fit a block's registers
+are read once. Exact sums are then repaired where a sample's integers exceed its bound.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _run(
         held = [part.contiguous() for part in request.tensors]
         rows, _kept, bounds = _tables_of(request, held, sums, per_units)
         norms = torch.zeros(batch, count, dtype=torch.float64, device=device)
-        room = _device.Workspace(table.clip_rooms(rows, arithmetic, value), device)
+        room = _device.Workspace(table.clip_rooms(rows, arithmetic, grad), device)
         how = _tables.one(
             layouts.CLIP,
             style=STYLES.code(request.style),
@@ -61,6 +61,13 @@ def _run(
             powers=room["powers"],
         )
         partial = room["partial"]
+        chunks = table.held(rows, arithmetic, grad)
+        if chunks is not None:
+            sums_of = {"all": rows, "partial": room["sums"]}
+            instance = grad, value, chunks, "true" if request.p == 2 else "false"
+            on.start(table.CLIP_HELD, instance, cuda, clip=how, **sums_of)
+            on.start(table.COMBINE, (value,), cuda, splits=table.held_splits(rows), **sums_of)
+            return norms
         powers_of = {"all": rows, "p": request.p, "partial": partial}
         if maps is None:
             on.start(table.POWER, (grad,), cuda, **powers_of)

@@ -13,13 +13,14 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dpkern.base.rng import Key, Purpose, Stream
 from dpkern.ops import _lattice, clip, noise, symbols, testing, update
 from dpkern.ops._draws import CdtDraws, SampleReads
-from dpkern.ops.backends import cuda
+from dpkern.ops.backends import _kernels, cuda
 from dpkern.ops.ghost import explicit
 from dpkern.step.noise_tables._cdt_law import CdtLaw
 
@@ -211,8 +212,23 @@ def sums_of(
         if dtype.is_floating_point and given is not None:
             x = at_cell_edges(drawn(law), law, given.positions[i], size)
             x[2:3] = INFINITY
+            # The first groups of a tile inside of a tensor hold sums of every size.
+            x[600:606] = torch.tensor([3e38, -3e38, NAN, 2.0**30, -(2.0**25), 1e-40])[: size - 600]
         made.append(x.to(dtype))
     return made
+
+
+def test_a_quotient_of_floats_is_a_product_in_double() -> None:
+    """What devices make of a root over ``root2``, near the turning points of rounding."""
+    generator = np.random.default_rng(3)
+    root2 = (1 - generator.random(1 << 18) ** 4).astype(np.float32)
+    middle = 1 + (2 * generator.integers(1 << 23, size=root2.size) + 1) / 2.0**24
+    for turn in (middle, 2 * middle, middle * 2.0**-70, middle * 2.0**60):
+        x = (turn * root2).astype(np.float32)  # so that x / root2 is close to it
+        exact = x.astype(np.longdouble) / root2
+        assert np.median(np.abs(exact / turn - 1)) < 2.0**-24
+        product = x.astype(np.float64) * (1 / root2.astype(np.float64))
+        assert np.array_equal(product.astype(np.float32), x / root2)
 
 
 @pytest.mark.parametrize("source", ["none", "stream", "draws", "step_counter"])
@@ -284,6 +300,42 @@ def near(got: torch.Tensor, want: torch.Tensor) -> bool:
 SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = (
     *((0, (7,)), (1, (0, 1)), (10, (7, 1, 33)), (9, (0, 4100, 2)), (70, (40,))),
 )
+
+
+@pytest.mark.parametrize("style", clip.STYLES)
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_read_once(
+    emulator: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    p: int,
+    style: str,
+) -> None:
+    """One chunk and several, parts of one and whole ones, empty tensors, any alignment."""
+    monkeypatch.setattr(_kernels, "HELD_BATCH", 40)
+    start, started = cuda.ModuleLauncher.start, []
+
+    def counted(self: Any, kernel: _kernels.CudaKernel, *arguments: Any) -> int:
+        started.append(kernel.name)
+        return start(self, kernel, *arguments)
+
+    monkeypatch.setattr(cuda.ModuleLauncher, "start", counted)
+    shapes = (40, (4096,)), (69, (1, 0, 33, 4099)), (41, (7, 1, 0, 300, 20)), (41, (1,) * 5)
+    for batch, columns in shapes:
+        grads = rows_of(batch, columns, dtype)
+        bounds = [1.5 + i for i in range(len(columns))] if style == "per_layer" else 1.5
+        given: dict[str, Any] = {"max_grad_norm": bounds, "p": p, "style": style}
+        started.clear()
+        got = clipped(grads, torch.float32, backend="cuda", **given)
+        assert ("clip_held_kernel" in started) == (len(columns) < 5 or 0 in columns)
+        assert ("power_kernel" in started) == (len(columns) == 5 and 0 not in columns)
+        wide = [g.double() for g in grads]
+        want = clipped(wide, torch.float64, backend="reference", **given)
+        assert near(got.norms, want.norms), (batch, columns)
+        assert int(got.nonfinite) == int(want.nonfinite) > 0
+        for a, b in zip(got.sums, want.sums, strict=True):
+            assert near(a, b.float()), (batch, columns)
 
 
 def clipped(grads: list[torch.Tensor], total: torch.dtype, **given: Any) -> clip.ClipResult:

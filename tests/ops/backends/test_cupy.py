@@ -206,6 +206,12 @@ def release_in_the_frequency_domain() -> None:
         spectral.circulant_sum(x, g, x.new_ones(5), w, backend="cupy")
 
 
+def clip_at_one_read() -> None:
+    """Rows of one chunk, and of several."""
+    for dtype, p, columns in product((torch.float32, torch.bfloat16), (1, 2), (5, 4097)):
+        clip.clip_sum(torch.ones(33, columns, dtype=dtype), 1.0, p=p, backend="cupy")
+
+
 def release_coordinate_by_coordinate() -> None:
     """A noise scale, and a scale of the norm, for every coordinate."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -218,7 +224,9 @@ def release_coordinate_by_coordinate() -> None:
                 noise.add_noise(grads[0], distribution=law, backend="cupy", **given)
 
 
-def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
+def test_every_kernel_is_started_as_in_the_emulator(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for case in SMALL_CASES:
         case.verify("cupy")
     clip_everything()
@@ -234,6 +242,8 @@ def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     read_from_tables()
     release_coordinate_by_coordinate()
     release_in_the_frequency_domain()
+    monkeypatch.setattr(table, "HELD_BATCH", 33)
+    clip_at_one_read()
     assert both.kernels == set(table.signatures())
 
 

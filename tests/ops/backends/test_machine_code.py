@@ -23,12 +23,16 @@ pytestmark = [
 ]
 
 MOST_INSTRUCTIONS = {
-    "draws": 142,
-    "add noise, int32": 146,
-    "add noise, float32": 207,
-    "add noise, a scale for each": 256,
-    "update, Adam, int32 sums": 245,
-    "update, Adam, float32 sums": 297,
+    "draws": 133,
+    "add noise, int32": 136,
+    "add noise, float32": 195,
+    "add noise, a scale for each": 243,
+    "update, Adam, int32 sums": 210,
+    "update, Adam, float32 sums": 251,
+    "update, Adam, int32 sums, ring": 155,
+    "update, Adam, float32 sums, ring": 182,
+    "clip and sum at one read, float32": 15,
+    "clip and sum at one read, bfloat16": 17,
     "powers of rows, float32": 20,
     "powers of rows, bfloat16": 22.5,
     "weighted sum of rows, float32": 8.0,

@@ -11,6 +11,7 @@ from benchmarks import gpu_smoke
 from dpkern.base import dispatch
 from dpkern.ops import testing
 from tests.ops.backends.write_sets import watched
+from tests.ops.small_cases.update import UpdateCase
 
 _REASON = testing.emulation("triton")
 pytestmark = pytest.mark.skipif(isinstance(_REASON, str), reason=f"triton {_REASON}")
@@ -23,6 +24,20 @@ def test_every_op_keeps_its_programs_apart() -> None:
                 call()
     assert watch.found == []
     assert watch.launches >= 20
+
+
+@pytest.mark.parametrize("noised", [True, False])
+def test_an_update_of_all_tensors_is_one_launch(noised: bool) -> None:
+    """With the bits of the compiled kernel, for tensors of many tiles, of one and of none."""
+    case = UpdateCase(
+        sizes=(5000, 0, 3, 513), rule="adam", sums=torch.float32, noise=noised, rounds=8
+    )
+    with testing.emulated("triton"), watched() as watch:
+        found = case.stepped("triton")
+    assert watch.launches == 2  # steps
+    assert watch.found == []
+    for got, want in zip(found, case.stepped("cpu"), strict=True):
+        assert torch.equal(got.view(torch.int32), want.view(torch.int32))
 
 
 def _kernels() -> dict[str, Any]:

@@ -67,9 +67,10 @@ class UpdateCase:
 
     def expected(self) -> list[torch.Tensor]:
         """Return the parameters after the reference's two steps."""
-        return self._stepped("reference")
+        return self.stepped("reference")
 
-    def _stepped(self, backend: str | None) -> list[torch.Tensor]:
+    def stepped(self, backend: str | None) -> list[torch.Tensor]:
+        """Return the parameters after two steps."""
         params, sums = self._tensors()
         rule = RULES[self.rule]
         state = rule.init(params)
@@ -92,7 +93,7 @@ class UpdateCase:
             AssertionError: they do not.
         """
         tolerance = 1e-6 if self.dtype is torch.float32 else 1e-14
-        for i, (a, b) in enumerate(zip(self._stepped(backend), self.expected(), strict=True)):
+        for i, (a, b) in enumerate(zip(self.stepped(backend), self.expected(), strict=True)):
             assert_close(f"{self.name} params[{i}]", a, b, tolerance)
 
 

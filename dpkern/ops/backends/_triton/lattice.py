@@ -228,6 +228,25 @@ def rounding_bits(stream, tile, lane):
 
 
 @triton.jit
+def _joined(x, FIRST: tl.constexpr, HALF: tl.constexpr):
+    joined = ()
+    for k in tl.static_range(HALF):
+        joined += (tl.join(x[FIRST + k], x[FIRST + k + HALF]),)  # type: ignore[assignment]
+    return joined
+
+
+@triton.jit
+def side_by_side(x, FIRST: tl.constexpr):
+    """Return the tensors of 8 of a lane's coordinates as one, ``[lanes, 8]``.
+
+    Nothing moves between threads, and the compiler, which for every access looks at all others,
+    sees one access where there were 8.
+    """
+    whole = _joined(_joined(_joined(x, FIRST, 4), 0, 2), 0, 1)
+    return tl.reshape(whole[0], (x[0].shape[0], 8))
+
+
+@triton.jit
 def release_integers(v, x):
     """Return ``floor((v + X) / 2^14)`` without overflow: v's integer part moves past the carry."""
     low = (v & 0x3FFF).to(tl.int32)

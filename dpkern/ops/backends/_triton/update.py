@@ -1,6 +1,9 @@
-"""The update: the noisy gradient of a tensor, then the optimizer's rule.
+"""The update: noise, the gradient and the optimizer's rule of all tensors in one launch.
 
-Both in one kernel would save the gradient's way through memory, but take a minute to compile.
+Noise that was made ahead is added in a launch for each tensor before it.
+
+The tensors travel as the table that CUDA's kernel reads, of 64-bit words: addresses, sizes and
+numbers (``layouts.UPDATE_TASK``). A program works on a piece of one tensor.
 """
 
 from __future__ import annotations
@@ -9,24 +12,61 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
+from ....base import layouts
 from ....base.codes import RuleForm
 from ... import noise as noise_ops
 from ... import update
 from ..._count import Count, known
-from .. import _numbers
-from .._tables import sgd_form
-from .lattice import finite
-from .launch import INTERPRETED, launch, number
-from .noise import REGISTERS, release
+from .. import _launch_update, _numbers, _tables
+from . import chacha, lattice
+from .launch import launch, number
+from .noise import REGISTERS, release, tiles_per_program
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(int(form)) for form in RuleForm)
 NUMBERS = tuple(f"a{i}" for i in range(8))
 """A rule's numbers, in the parameters' dtype."""
+
+
+def _word(field: str) -> tl.constexpr:
+    """Return at which 64-bit word of its task a field stands."""
+    return tl.constexpr(layouts.UPDATE_TASK.offsets[field] // 8)
+
+
+WORDS = tl.constexpr(layouts.UPDATE_TASK.size // 8)
+PARAM, SUM, STATE1, STATE2 = map(_word, ("param", "sum", "state1", "state2"))
+SIZE, POSITION, FIRST = map(_word, ("size", "first_position", "first_piece"))
+PER_UNIT, STEP = map(_word, ("per_unit", "step"))
+_TYPES = {
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+}
+
+
+@triton.jit
+def _task_of(tasks, count, program):
+    """Return the words of the task that has this program: the last that begins there or before."""
+    low = tl.zeros((), tl.int64)
+    high = low + count
+    while high - low > 1:
+        middle = (low + high) // 2
+        begun = tl.load(tasks + WORDS * middle + FIRST) <= program
+        low = tl.where(begun, middle, low)
+        high = tl.where(begun, high, middle)
+    return tasks + WORDS * low
+
+
+@triton.jit
+def _array(task, FIELD: tl.constexpr, dtype: tl.constexpr):
+    """Return the pointer to the first entry of one of a task's arrays."""
+    return tl.load(task + FIELD).to(tl.pointer_type(dtype))
 
 
 @triton.jit
@@ -54,35 +94,9 @@ def _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, dtype: tl.constexpr):
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n", "step", *NUMBERS])
-def _rule_kernel(
-    param,
-    total,
-    state1,
-    state2,
-    nonfinite,
-    n: tl.int64,
-    step: tl.int64,
-    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
-    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
-    RULE: tl.constexpr,
-    CHECKED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Apply the rule with the operations of ``csrc/cpu/update.cpp`` in their order.
-
-    The gradient is ``total * step``, 0 and counted where ``total`` is CHECKED and not finite.
-    """
-    T: tl.constexpr = param.dtype.element_ty
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < n
-    value = tl.load(total + index, mask=inside, other=0)
-    gradient = value * number(step, T)
-    if CHECKED:
-        usable = finite(value)
-        gradient = tl.where(usable, gradient, 0.0)
-        tl.atomic_add(nonfinite, tl.sum(tl.where(usable, 0, 1)).to(tl.int64))
-    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
+@triton.jit
+def _apply(param, state1, state2, index, inside, gradient, numbers, RULE: tl.constexpr):
+    """Apply the rule with the operations of ``csrc/core/optimizer.h`` in their order."""
     p = tl.load(param + index, mask=inside, other=0)
     if RULE == ADAM:
         shrink, decay, fresh1, keep2, fresh2, eps, root2, ahead = numbers
@@ -105,6 +119,87 @@ def _rule_kernel(
     tl.store(param + index, p, mask=inside)
 
 
+@triton.jit(do_not_specialize=["count", *NUMBERS])
+def update_kernel(
+    tasks,
+    nonfinite,
+    count: tl.int64,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
+    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    T: tl.constexpr,
+    RULE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Apply the rule to sums as they are; those that are not finite count as 0 and are counted."""
+    program = tl.program_id(0).to(tl.int64)
+    task = _task_of(tasks, count, program)
+    index = (program - tl.load(task + FIRST)) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < tl.load(task + SIZE)
+    value = tl.load(_array(task, SUM, T) + index, mask=inside, other=0)
+    usable = lattice.finite(value)
+    gradient = tl.where(usable, value * number(tl.load(task + STEP), T), 0.0)
+    tl.atomic_add(nonfinite, tl.sum(tl.where(usable, 0, 1)).to(tl.int64))
+    param, state1, state2 = _array(task, PARAM, T), _array(task, STATE1, T), _array(task, STATE2, T)
+    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
+    _apply(param, state1, state2, index, inside, gradient, numbers, RULE)
+
+
+@triton.jit(do_not_specialize=["count", *chacha.STREAM, *chacha.ROUNDING, *NUMBERS])
+def noised_update_kernel(
+    table,
+    tasks,
+    nonfinite,
+    count: tl.int64,
+    key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
+    rounds: tl.int32,
+    r_key0: tl.int64, r_key1: tl.int64, r_key2: tl.int64, r_key3: tl.int64, r_nonce: tl.int64,
+    r_rounds: tl.int32,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
+    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    RULE: tl.constexpr,
+    LAW: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Release the sums of type S and apply the rule: the noise stays in registers."""
+    FLOATS: tl.constexpr = S.is_floating()
+    program = tl.program_id(0).to(tl.int64)
+    task = _task_of(tasks, count, program)
+    position, size = tl.load(task + POSITION), tl.load(task + SIZE)
+    per_unit, unit = number(tl.load(task + PER_UNIT), T), number(tl.load(task + STEP), T)
+    total, param = _array(task, SUM, S), _array(task, PARAM, T)
+    state1, state2 = _array(task, STATE1, T), _array(task, STATE2, T)
+    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
+    lanes = tl.arange(0, lattice.LANES * TILES)
+    tile, lane = lanes // lattice.LANES, lanes % lattice.LANES
+    tile += (program - tl.load(task + FIRST)) * TILES
+    start = lattice.first_index(tile, lane, position % lattice.TILE)
+    tile += position // lattice.TILE
+    stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
+    x = lattice.draws(stream, table, tile, lane, LAW)
+    unusable = tl.zeros((lane.shape[0], 8), tl.int32)
+    if FLOATS:
+        rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
+        bits = lattice.rounding_bits(rounding, tile, lane)
+    for first in tl.static_range(0, 32, 8):
+        index = start[:, None] + lattice.LANES * (first + tl.arange(0, 8))[None, :]
+        inside = (index >= 0) & (index < size)
+        v = tl.load(total + index, mask=inside, other=0)
+        drawn = lattice.side_by_side(x, first)
+        if FLOATS:
+            units = v * per_unit
+            usable = lattice.finite(units)
+            unusable += tl.where(usable, 0, 1)
+            units = tl.where(usable, units, 0.0)
+            y = lattice.release_floats(units, lattice.side_by_side(bits, first), drawn)
+        else:
+            y = lattice.release_integers(v, drawn).to(T)
+        _apply(param, state1, state2, index, inside, y * unit, numbers, RULE)
+    if FLOATS:
+        tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
+
+
 def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
     """Return the rule's code and its numbers at update t (from 1), rounded once, as in ``csrc``."""
     if isinstance(rule, update.Adam):
@@ -124,7 +219,7 @@ def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int
     else:
         kept = (0.0, 1.0) if t == 1 else (rule.momentum, 1 - rule.dampening)
         numbers = (rule.lr, rule.weight_decay, rule.momentum, *kept, 0.0, 0.0, 0.0)
-        code = sgd_form(rule)
+        code = _tables.sgd_form(rule)
     return int(code), tuple(_numbers.bits(_numbers.rounded(x, dtype)) for x in numbers)
 
 
@@ -145,6 +240,31 @@ def _refuse(
     return None
 
 
+def _released(
+    params: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
+    noise: update.Noise,
+    gradient_scale: float,
+    nonfinite: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Return gradients whose noise was made ahead, in memory."""
+    made = [torch.empty_like(param) for param in params]
+    for i, (total, gradient) in enumerate(zip(sums, made, strict=True)):
+        release(
+            total,
+            gradient,
+            nonfinite,
+            position=noise.positions[i],
+            distribution=noise.distribution,
+            stream=noise.stream,
+            rounding=noise.rounding,
+            draws=noise.draws,
+            per_unit=_numbers.per_unit(noise.scales[i], gradient.dtype),
+            unit=_numbers.step(noise.scales[i], gradient_scale, gradient.dtype),
+        )
+    return made
+
+
 def _step(
     params: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor],
@@ -158,36 +278,29 @@ def _step(
     del maps  # refused
     if not params:
         return 0
-    dtype = params[0].dtype
+    dtype, device = params[0].dtype, params[0].device
     code, numbers = _rule(rule, state.steps + 1, dtype)
     buffers = [state.buffers[name] for name in rule.buffer_names()]
-    nonfinite = torch.zeros(1, dtype=torch.int64, device=params[0].device)
-    most = max(param.numel() for param in params) if noise is not None else 0
-    room = torch.empty(most, dtype=dtype, device=params[0].device)
-    for i, (param, total) in enumerate(zip(params, sums, strict=True)):
-        n, unit = param.numel(), gradient_scale
-        if noise is not None:
-            release(
-                total,
-                room,
-                nonfinite,
-                position=noise.positions[i],
-                distribution=noise.distribution,
-                stream=noise.stream,
-                rounding=noise.rounding,
-                draws=noise.draws,
-                per_unit=_numbers.per_unit(noise.scales[i], dtype),
-                unit=_numbers.step(noise.scales[i], gradient_scale, dtype),
-            )
-            total, unit = room, 1.0
-        # An absent state's pointer is never used.
-        states = [group[i] for group in buffers] + [param] * (2 - len(buffers))
-        given = param, total, *states, nonfinite, n
-        step = _numbers.bits(_numbers.rounded(unit, dtype))
-        block = min(1 << 16, triton.next_power_of_2(n or 1)) if INTERPRETED else 1024
-        grid = -(-n // block)
-        meta: dict[str, Any] = {"RULE": code, "CHECKED": noise is None, "BLOCK": block}
-        launch(_rule_kernel, grid, param, *given, step, *numbers, maxnreg=REGISTERS, **meta)
+    nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
+    if noise is not None and noise.draws is not None:
+        sums = _released(params, sums, noise, gradient_scale, nonfinite)
+        noise, gradient_scale = None, 1.0
+    tasks, pieces = _launch_update.tasks_of(params, sums, buffers, gradient_scale, noise)
+    counts = np.diff(tasks["first_piece"], append=pieces)
+    each = 1 if noise is None else tiles_per_program(int(counts.max(initial=1)))
+    tasks["first_piece"], programs = _tables.starts(-(-counts // each))
+    table = _tables.device_table(tasks, device).view(torch.int64)
+    meta: dict[str, Any] = {"T": _TYPES[dtype], "RULE": code}
+    given: tuple[Any, ...] = table, nonfinite, len(tasks)
+    if noise is None:
+        meta |= {"BLOCK": int(layouts.UPDATE_PIECE), "warps": 8}
+        launch(update_kernel, programs, table, *given, *numbers, **meta)
+    else:
+        meta |= {"S": _TYPES[sums[0].dtype], "LAW": lattice.LAW_CODES[noise.distribution]}
+        meta |= {"TILES": each, "maxnreg": REGISTERS if dtype is torch.float32 else 255}
+        given += *chacha.arguments(noise.stream), *chacha.arguments(noise.rounding), *numbers
+        law = lattice.tables(noise.distribution, device)
+        launch(noised_update_kernel, programs, table, law, *given, **meta)
     increment_version(params)
     state.steps += 1
     return known(nonfinite[0])
