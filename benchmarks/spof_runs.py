@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dpkern.accounting import shown_bound
 from dpkern.objective import SpofTraining, VisitSchedule
 from dpkern.objective.records import Records, generated
 from dpkern.privacy.mechanisms import SPOF
@@ -111,7 +112,8 @@ def markdown(machine: dict[str, Any], found: dict[str, Any]) -> str:
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, 1 thread. "
         f"{size['records']} generated records of each of {size['users']} users, n = 14, l = 7, "
-        f"{size['epochs']} epochs of one record of every user at a time, epsilon {EPSILON:g}.",
+        f"{size['epochs']} epochs of one record of every user at a time, epsilon "
+        f"{shown_bound(EPSILON)}.",
         "",
         "| whole training | learning rate | runs | seconds | of the processor | stopped |",
         "|---|---|---|---|---|---|",

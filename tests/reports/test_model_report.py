@@ -134,6 +134,7 @@ def case(request, cases) -> tuple[BenchmarkModel, Measured]:
 def test_every_op_belongs_to_a_phase_or_to_where_it_is_called():
     anywhere = {name for name in OPS if phase_of(name) is None}
     assert anywhere == {
+        "coef.descend",
         "coef.expanded",
         "coef.perturb",
         "coef.quadratic",
