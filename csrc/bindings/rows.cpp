@@ -45,11 +45,12 @@ struct Attributes {
 const Attributes& names() {
   static const Attributes made = [] {
     const Names name;
-    return Attributes{name("_state"),    name("_since"), name("_made_of"),      name("__class__"),
-                      name("batch"),     name("each"),   name("rows"),          name("size"),
-                      name("in_pass"),   name("detach"), name("requires_grad"), name("grad_fn"),
-                      name("_use_count"), name("_version"), name("reduction"), name("shares"),
-                      name("scales")};
+    return Attributes{name("_state"),     name("_since"),        name("_made_of"),
+                      name("__class__"),  name("batch"),         name("each"),
+                      name("rows"),       name("size"),          name("in_pass"),
+                      name("detach"),     name("requires_grad"), name("grad_fn"),
+                      name("_use_count"), name("_version"),      name("reduction"),
+                      name("shares"),     name("scales")};
   }();
   return made;
 }
@@ -280,9 +281,8 @@ py::object scaling_of(PyObject* state, PyObject* batch) {
   for (const py::object& part : parts) {
     if (!part) return {};
   }
-  return py::reinterpret_steal<py::object>(PyTuple_Pack(5, parts[0].ptr(), parts[1].ptr(),
-                                                        parts[2].ptr(), parts[3].ptr(),
-                                                        parts[4].ptr()));
+  return py::reinterpret_steal<py::object>(PyTuple_Pack(
+      5, parts[0].ptr(), parts[1].ptr(), parts[2].ptr(), parts[3].ptr(), parts[4].ptr()));
 }
 
 PyObject* loss_as_before(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -314,18 +314,17 @@ PyObject* loss_as_before(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const auto site = py::reinterpret_steal<py::object>(
       scaling ? site_of(args[5], PyLong_AsLong(args[6]), kSiteDepth) : nullptr);
   static PyObject* const first = PyLong_FromLong(0);
-  const auto key = py::reinterpret_steal<py::object>(
-      site ? PyTuple_Pack(2, site.ptr(), first) : nullptr);
+  const auto key =
+      py::reinterpret_steal<py::object>(site ? PyTuple_Pack(2, site.ptr(), first) : nullptr);
   PyObject* const before = key ? PyDict_GetItemWithError(args[3], key.ptr()) : nullptr;
-  const int same =
-      before == nullptr ? 0 : PyObject_RichCompareBool(before, scaling.ptr(), Py_EQ);
+  const int same = before == nullptr ? 0 : PyObject_RichCompareBool(before, scaling.ptr(), Py_EQ);
   if (same < 0 || PyErr_Occurred() != nullptr) return nullptr;
   return PyBool_FromLong(same);
 }
 
 PyMethodDef kLossAsBefore{
-    "loss_as_before",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&loss_as_before)), METH_FASTCALL,
+    "loss_as_before", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&loss_as_before)),
+    METH_FASTCALL,
     "loss_as_before(losses, states, declared, before, outputs, is_ours, ours): whether there is "
     "one loss, made of one of these outputs alone, a sum over records that is reduced as declared "
     "and scaled as the same call has scaled it before."};
@@ -434,9 +433,8 @@ void follow_rows(const py::dict& given) {
 
 void add_rows(py::module_& m) {
   m.def("follow_rows", &follow_rows);
-  for (PyMethodDef* const made :
-       {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite, &kLossAsBefore,
-        &kUsualCrossEntropy}) {
+  for (PyMethodDef* const made : {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite,
+                                  &kLossAsBefore, &kUsualCrossEntropy}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

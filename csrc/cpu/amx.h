@@ -8,7 +8,8 @@
 
 #include <cstdint>
 
-#define DPK_AMX __attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")))
+#define DPK_AMX \
+  __attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")))
 
 namespace dpkern::cpu {
 

@@ -26,7 +26,7 @@ from ..._count import Count, known
 from .. import _launch_update, _numbers, _tables
 from . import chacha, lattice
 from .launch import launch, number
-from .noise import REGISTERS, release, tiles_per_program
+from .noise import REGISTERS, release
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(int(form)) for form in RuleForm)
 NUMBERS = tuple(f"a{i}" for i in range(8))
@@ -287,7 +287,7 @@ def _step(
         noise, gradient_scale = None, 1.0
     tasks, pieces = _launch_update.tasks_of(params, sums, buffers, gradient_scale, noise)
     counts = np.diff(tasks["first_piece"], append=pieces)
-    each = 1 if noise is None else tiles_per_program(int(counts.max(initial=1)))
+    each = 1 if noise is None else lattice.tiles_per_program(int(counts.max(initial=1)))
     tasks["first_piece"], programs = _tables.starts(-(-counts // each))
     table = _tables.device_table(tasks, device).view(torch.int64)
     meta: dict[str, Any] = {"T": _TYPES[dtype], "RULE": code}
