@@ -7,8 +7,9 @@ and a private step at that of ``dpkern.engine.device_cost``, whose model chooses
 ``plain`` is itself a prediction: its FLOPs at a speed that well-tuned training reaches. What the
 host adds is left out, and so are embeddings and normalisations. Not yet run on a GPU.
 
-ViT-B stays above its target in this model, whatever the kernel: ``floors`` says by how much each
-way that keeps every sample within its bound does. What would be below it is one product of operands
+ViT-B stays above its target in this model: ``floors`` says what each way that keeps every sample
+within its bound takes at least. Sums in tiles of 128 x 256 would just reach it, if nothing else of
+them took time; Triton's spill there. What would be well below it is one product of operands
 that were scaled and rounded to 16 bits again, at the library's speed: the rounding of ``c g`` can
 lift a sample by 2^-9 sqrt(||A A^T||) ||G||, some percent of its norm at 197 positions, so norms
 would have to be that much too large. No kernel here takes them so.

@@ -27,14 +27,14 @@ def test_no_prediction_is_worse_than_it_was(row: dict[str, Any]) -> None:
     assert kept["ratio"] == pytest.approx(row["ratio"], rel=1e-3)  # the table is today's
 
 
-def test_the_model_forbids_the_target_that_is_missed() -> None:
-    """Else change the kernel: every way that is private takes longer than the target leaves."""
+def test_only_sums_in_the_largest_tiles_reach_the_target_that_is_missed() -> None:
+    """Else change the kernel: other ways that are private take longer than the target leaves."""
     step = sass_steps.steps()[1]
     (row,) = (row for row in FOUND["steps"] if row["model"] == step.title)
-    left, *ways = sass_steps.floors(step, row["update ms"]).values()
+    left, *ways, largest = sass_steps.floors(step, row["update ms"]).values()
     assert row["ratio"] > row["target"]
-    assert left < min(ways) < 1.02 * left  # the closest one by a percent
-    assert min(ways) < row["norms and sums ms"]
+    assert 0.98 * left < largest < left < min(ways)  # with nothing to spare
+    assert largest < row["norms and sums ms"]
     terms = sass_steps.layers(step)
     taken = sum(min(row["stored"], row["not stored"]) for row in terms)
     assert taken == pytest.approx(row["norms and sums ms"])
