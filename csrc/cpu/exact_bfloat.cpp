@@ -38,7 +38,7 @@ double bfloat_error(const LinearShape& shape, const PositionNorms& norms) {
   }
   // Three products a position, their sums, and those of the tiles: whatever their order.
   const double roundings = static_cast<double>(3 * kPositions * steps_of(shape) + 8);
-  constexpr double kLeftOut = 3.02 * 0x1p-18;
+  constexpr double kLeftOut = 3.02 * 0x1p-16;
   const double d = static_cast<double>(shape.inputs), p = static_cast<double>(shape.outputs);
   const double flushed =
       kFlushed<float> * (2 * roundings * std::sqrt(d * p) + 4 * std::sqrt(d) * norms.outputs +
