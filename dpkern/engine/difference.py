@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..base.errors import UnsupportedModule
 from .calls_apart import first_apart, recorded
-from .fewer_rows import check_fewer_rows, first_rows
+from .fewer_rows import check_fewer_rows
 from .gradient_difference import check_gradients
 from .local import local
 from .outcome import ProbeOutcome
 from .own_state_dict import own_state_dicts, same_entries_of, saved_entries
 from .parameter import without_torch_function
-from .plain_stack import SAMPLES, output_of_stack
+from .plain_stack import is_plain_stack
 from .random_state import RandomState
 from .replaced_rows import (
     Change,
@@ -256,9 +256,8 @@ class DifferenceProbe:
         """
         if not self.whole or not base.left.is_same(self._before):
             return False
-        few = output_of_stack(self.module, self._pass_backward, self.arguments, self.batch)
-        expected = first_rows(base.output, self.batch, SAMPLES)
-        return few is not None and all_same(expected, few, SAMPLES, range(SAMPLES))
+        given = self.arguments, self.batch, base.output
+        return is_plain_stack(self.module, self._pass_backward, *given)
 
     def _pass_backward(self, arguments: Arguments, backward: Callable[[Any], Any]) -> Any:
         """Return what ``backward`` makes of the output of a pass, and put the state back."""

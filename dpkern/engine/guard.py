@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..base.errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses, uniform_classes
+from .layers_alone import LayersProbe, runs_layers_alone
 from .occasions import Occasions
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
@@ -55,7 +56,7 @@ class ForwardGuard:
         self._found: UnsupportedModule | None = None
         """Error that the probe before this pass found."""
         self._watched: Snapshot | None = None
-        self._waiting: DifferenceProbe | None = None
+        self._waiting: DifferenceProbe | LayersProbe | None = None
         """A probe of which the running pass is a part."""
         self._why = "new"
         """The occasion of that probe."""
@@ -171,9 +172,13 @@ class ForwardGuard:
         """
         own = self.capture.is_last_hook() and self.capture.collected is None
         if own and (why == "new" or (why == "secret" and self._is_plain)):
+            self._why = why
+            if self.capture.any_rank is None and runs_layers_alone(self.module, args, kwargs):
+                call = without_failing_kernels(self.module)
+                self._waiting = LayersProbe(self.module, call, (args, kwargs), batch)
+                return True
             probe = self._make_probe(self.module, args, kwargs, batch)
-            if probe.wait():
-                self._waiting, self._why = probe, why
+            self._waiting = probe if probe.wait() else None
         return self._waiting is not None
 
     def _end_wait(self, output: Any) -> None:

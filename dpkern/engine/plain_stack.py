@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from .fewer_rows import first_rows
-from .replaced_rows import mapped, tensors_of
+from .replaced_rows import all_same, mapped, tensors_of
 
 SAMPLES = 3
 """Number of samples that the module runs on."""
@@ -88,6 +88,26 @@ def output_of_stack(
             return call(few, output_of)
     except Exception:  # noqa: BLE001 - the real pass has another size
         return None
+
+
+def is_plain_stack(
+    module: nn.Module,
+    call: Callable[[Arguments, Callable[[Any], Any]], Any],
+    arguments: Arguments,
+    batch: int,
+    output: Any,
+) -> bool:
+    """Whether a few samples alone pass through layers, and come out as in the batch.
+
+    Args:
+        module, call, arguments, batch: as those of ``output_of_stack``.
+        output: what the module has returned for the batch.
+    """
+    few = output_of_stack(module, call, arguments, batch)
+    if few is None:
+        return False
+    expected = first_rows(mapped(output, Tensor.detach), batch, SAMPLES)
+    return all_same(expected, few, SAMPLES, range(SAMPLES))
 
 
 class _Operations(TorchFunctionMode):
