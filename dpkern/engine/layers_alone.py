@@ -20,7 +20,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from .hooks import Hook
 from .outcome import ProbeOutcome
 from .parameter import PrivateParameter
-from .plain_stack import Arguments, is_plain_stack
+from .plain_stack import SAMPLES, Arguments, is_plain_stack, saves_itself
 from .random_state import RandomState
 from .uncompiled import forward as shown_forward
 
@@ -29,7 +29,6 @@ _FUNCTIONS = (
     *((F, name) for name in _IN_FUNCTIONAL.split()),
     *((torch, name) for name in "conv1d conv2d conv3d max_pool2d relu tanh sigmoid".split()),
     (Tensor, "flatten"),
-    *((nn.Module, name) for name in "__call__ _call_impl __getattr__ __setattr__".split()),
 )
 """Functions that the layers call, by the place at which they look them up."""
 
@@ -38,30 +37,42 @@ _LAYERS = (
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
 )
 
+_TORCHS_CLASSES = {each for kind in (*_LAYERS, nn.Sequential) for each in kind.__mro__} - {object}
 
-def _methods(kind: type) -> dict[str, Any]:
-    """Return what a class holds, by name."""
-    return {name: value for name, value in vars(kind).items() if callable(value)}
+_SAID = frozenset(
+    "__module__ __doc__ __init__ __setstate__ __annotations__ __firstlineno__ "
+    "__static_attributes__ ___needs_generation_tag_patch".split()
+)
+"""Entries of a class that run nothing in a pass: how it is made, texts, and a note that the
+compiler leaves."""
+
+
+def _held_by(kind: type) -> dict[str, Any]:
+    """Return what a class holds itself, by name."""
+    return {name: value for name, value in vars(kind).items() if name not in _SAID}
 
 
 def _is_torchs(value: Any) -> bool:
-    place = getattr(value, "__module__", None) or "torch"  # functions of C's are nowhere
-    return bool(place.split(".")[0] == "torch")
+    """Whether a function is torch's own, and not one around it that has taken its name."""
+    if isinstance(value, types.FunctionType):
+        place = str(value.__globals__.get("__name__"))
+        return place.split(".")[0] == "torch" and not hasattr(value, "__wrapped__")
+    place = getattr(value, "__module__", None) or "torch"  # methods of C's are nowhere
+    return isinstance(value, _IN_C) and str(place).split(".")[0] == "torch"
 
 
-_OWN: dict[type, dict[str, Any]] = {kind: _methods(kind) for kind in (*_LAYERS, nn.Sequential)}
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.GetSetDescriptorType)
+_OWN = {kind: _held_by(kind) for kind in _TORCHS_CLASSES}
 _CALLED = tuple((place, name, getattr(place, name)) for place, name in _FUNCTIONS)
-_FROM_TORCH = all(
-    _is_torchs(value)
-    for value in (*(m for own in _OWN.values() for m in own.values()), *(c[2] for c in _CALLED))
+_CODE = tuple(
+    (name, value)
+    for own in _OWN.values()
+    for name, value in own.items()
+    if callable(value) or hasattr(value, "__get__")
 )
+_METHODS = frozenset(name for name, _ in _CODE)
+_FROM_TORCH = all(_is_torchs(value) for *_, value in (*_CODE, *_CALLED))
 """Whether nobody had replaced any of it when this was imported."""
-
-_SAID = frozenset(
-    "__module__ __doc__ __init__ __annotations__ __parameters__ __orig_bases__ __firstlineno__ "
-    "__static_attributes__".split()
-)
-"""Entries of a class of one's own that run nothing in a pass: how it is made, and texts."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _PARAMETERS = (nn.Parameter, PrivateParameter, type(None))
@@ -72,49 +83,61 @@ def runs_layers_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
     Sequences of ``Linear``, convolutions, pooling over windows, element-wise activations and
     ``Flatten`` do, without hooks other than the engine's, with functions and methods that are still
-    torch's, and with one ordinary tensor.
+    torch's, and with one ordinary tensor. Calls that are no plain stack anyway are not counted:
+    their probe can begin with the user's own pass only if that is known before it.
     """
     return (
         _FROM_TORCH
         and len(args) == 1
         and not kwargs
         and type(args[0]) is Tensor
+        and args[0].is_floating_point()
+        and args[0].dim() > 0
+        and args[0].shape[0] >= SAMPLES
+        and saves_itself()
+        and not torch.is_autocast_enabled(args[0].device.type)
         and not _has_any_global_hook()  # type: ignore[no-untyped-call]
         and torch._C._len_torch_function_stack() == 0
         and torch._C._len_torch_dispatch_stack() == 0
         and all(getattr(place, name) is function for place, name, function in _CALLED)
+        and all(_same(_held_by(kind), own) for kind, own in _OWN.items())
         and all(_is_layer_or_sequence(part) for part in module.modules())
     )
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
 
 
 def _is_layer_or_sequence(part: nn.Module) -> bool:
     kind: type = type(part)
     held = vars(part)
     if issubclass(kind, nn.Sequential):
-        own = kind.__mro__[: kind.__mro__.index(nn.Sequential)]
-        if any(vars(each).keys() - _SAID for each in own):
-            return False
-        kind = nn.Sequential
-    methods = _OWN.get(kind)
+        known = all(each in _OWN or not _held_by(each) for each in kind.__mro__[:-1])
+    else:
+        known = kind in _LAYERS
     return (
-        methods is not None
-        and _methods(kind) == methods
+        known
         and not held.get("inplace", False)
+        and not held.get("return_indices", False)
+        and held.get("padding_mode", "zeros") == "zeros"
         and part._compiled_call_impl is None
-        and not (held.keys() & methods.keys() and not _shows_forward(held, methods))
+        and (held.keys().isdisjoint(_METHODS) or _shows_forward(part))
         and type(part._parameters) is type(part._modules) is dict
         and all(type(p) in _PARAMETERS for p in part._parameters.values())
         and all(type(hook) is Hook for name in _HOOKS for hook in held[name].values())
     )
 
 
-def _shows_forward(held: dict[str, Any], methods: dict[str, Any]) -> bool:
-    """Whether the only method that an object holds itself is the ``forward`` that we showed."""
+def _shows_forward(part: nn.Module) -> bool:
+    """Whether the only method that a module holds itself is the ``forward`` that we showed."""
+    held = vars(part)
     own = held.get("forward")
     return (
-        held.keys() & methods.keys() == {"forward"}
+        held.keys() & _METHODS == {"forward"}
         and type(own) is types.MethodType
         and own.__func__ is shown_forward
+        and own.__self__ is part
     )
 
 

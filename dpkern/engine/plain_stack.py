@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from .fewer_rows import first_rows
+from .parameter import PrivateParameter
 from .replaced_rows import all_same, mapped, tensors_of
 
 SAMPLES = 3
@@ -51,9 +52,16 @@ _SHAPED = frozenset(f"{name}Backward0" for name in ("View", "ReshapeAlias", "Uns
 
 _INPUT, _PARAMETER = "CloneBackward0", "torch::autograd::AccumulateGrad"
 
+_TENSORS = (Tensor, nn.Parameter, PrivateParameter)
+
 _saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def saves_itself() -> bool:
+    """Whether autograd saves tensors as they are, without a hook."""
+    return _saved_hooks is not None and _saved_hooks(True) is None
 
 
 def output_of_stack(
@@ -127,6 +135,9 @@ class _Operations(TorchFunctionMode):
         return func(*args, **named)
 
     def _is_layer(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
+        beside = [x for x in (*args[1:], *named.values()) if hasattr(x, "__torch_function__")]
+        if any(type(x) not in _TENSORS for x in (*args[:1], *beside)):
+            return False  # its class may run anything in place of the function
         try:
             if func in _FLATTENED:
                 return True
@@ -134,9 +145,7 @@ class _Operations(TorchFunctionMode):
         except TypeError:  # not hashable
             return False
         self._layers += 1
-        beside = [x for x in (*args[1:], *named.values()) if isinstance(x, Tensor)]
-        saves_itself = _saved_hooks is not None and _saved_hooks(True) is None
-        return known and saves_itself and all(id(x) in self._parameters for x in beside)
+        return known and saves_itself() and all(id(x) in self._parameters for x in beside)
 
     def were_layers(self, output: Any) -> bool:
         """Whether this output comes from the input through the layers that were counted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpkern.base.errors import UnsupportedModule
 from dpkern.engine.capture import Capture
 from dpkern.engine.difference import DifferenceProbe
-from dpkern.engine.layers_alone import runs_layers_alone
+from dpkern.engine.layers_alone import _is_torchs, runs_layers_alone
 
 B, D = 48, 6
 
@@ -90,6 +92,32 @@ def with_own_parameter() -> nn.Module:
     return module
 
 
+class Recording(nn.Module):
+    """Runs code around torch's own call; nothing of torch's is replaced."""
+
+    def __call__(self, *args: Any) -> Any:
+        vars(self).setdefault("bank", []).append(args[0])
+        return super().__call__(*args)
+
+
+class BehindSequence(nn.Sequential, Recording):
+    pass
+
+
+def with_own_call() -> nn.Module:
+    module = stack()
+    before = module[0]._call_impl
+    object.__setattr__(module[0], "_call_impl", lambda *args: before(*args))
+    return module
+
+
+def with_forward_of_another() -> nn.Module:
+    module = stack()
+    capture = Capture(module)
+    capture.attach()
+    return copy.copy(module)
+
+
 def compiled_part() -> nn.Module:
     module = stack()
     object.__setattr__(module[0], "_compiled_call_impl", lambda h: h)
@@ -124,6 +152,13 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "random numbers": lambda: stack(nn.Dropout()),
     "writing in place": lambda: stack(nn.ReLU(inplace=True)),
     "a compiled part": compiled_part,
+    "a class behind the sequence": lambda: BehindSequence(nn.Linear(D, D)),
+    "a call of its own": with_own_call,
+    "a forward of another module": with_forward_of_another,
+    "a function around an input": lambda: nn.Sequential(
+        nn.Conv1d(D, D, 3, padding=1, padding_mode="circular")
+    ),
+    "more than one output": lambda: stack(nn.MaxPool2d(2, return_indices=True)),
 }
 
 
@@ -147,6 +182,12 @@ def test_other_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not runs_layers_alone(module, (), {"input": x})
     assert not runs_layers_alone(module, (x, x), {})
     assert not alone(module, nn.Parameter(x))
+    assert not alone(module, x[:2])
+    assert not alone(module, x.long())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not alone(module)
+    with torch.autograd.graph.save_on_cpu():
+        assert not alone(module)
     with Functions():
         assert not runs_layers_alone(module, (x,), {})
     with Operations():
@@ -160,11 +201,51 @@ def test_other_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         (F, "relu"),
         (nn.Linear, "forward"),
         (nn.Module, "__call__"),
+        (nn.modules.conv._ConvNd, "_call_impl"),
+        (nn.Linear, "weight"),
+        (nn.Module, "__getattribute__"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(place, name, lambda *args: args[0])
+            own = name == "__getattribute__"
+            patch.setattr(
+                place,
+                name,
+                object.__getattribute__ if own else lambda *args: args[0],
+                raising=False,
+            )
             assert not alone(module), name
     assert alone(module)
+
+
+def test_a_function_around_torchs_is_not_torchs_own() -> None:
+    @functools.wraps(nn.Linear.forward)
+    def forward(self: nn.Linear, h: Tensor) -> Tensor:
+        return h
+
+    assert _is_torchs(nn.Linear.forward)
+    assert _is_torchs(F.linear)
+    assert _is_torchs(Tensor.flatten)
+    assert forward.__module__ == nn.Linear.forward.__module__
+    assert not _is_torchs(forward)
+    assert not _is_torchs(torch.no_grad()(forward))
+    assert not _is_torchs(functools.partial(nn.Linear.forward))
+
+
+def test_what_the_compiler_leaves_in_the_class_of_modules_is_no_code_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ``torch._dynamo.mutation_guard`` does."""
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", False, raising=False)
+    monkeypatch.setattr(nn.Module, "__setstate__", lambda self, state: None)
+    assert alone(stack())
+
+
+def test_code_around_the_call_of_a_layer_is_found_to_keep_samples() -> None:
+    capture = Capture(nn.Sequential(BehindSequence(nn.Linear(D, D)), nn.ReLU()))
+    capture.attach()
+    with pytest.raises(UnsupportedModule, match="no trace of the samples"):
+        capture.module(torch.randn(B, D))
+    capture.detach()
 
 
 def test_a_first_pass_of_layers_alone_takes_no_other_pass_on_the_batch(

@@ -72,6 +72,29 @@ class Custom(torch.autograd.Function):
         return g / g.norm()
 
 
+class Operand:
+    """What torch takes for a tensor without being one: its function replaces the operation."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        h, weight, own = args
+        return func(h, weight, own.value.detach() + h[0].detach())
+
+
+class OwnBias(nn.Parameter):
+    """A parameter whose class does so."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        h, weight, own = args
+        return func(h, weight, own.as_subclass(Tensor).detach() + h[0].detach())
+
+
 def without_mode(function: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, Tensor], Tensor]:
     """Return the function as an extension would run it, whose operations no mode sees."""
 
@@ -130,6 +153,9 @@ OTHERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a sum that no mode sees": without_mode(lambda h: h + (h - h).detach()),
     "random numbers": lambda m, h: F.dropout(h),
     "data": lambda m, h: h.data,
+    "an operand that replaces the operation": lambda m, h: F.linear(
+        h, m.layer.weight, Operand(m.layer.bias)
+    ),
 }
 WEIGHTS = nn.Parameter(torch.randn(D, D))
 
@@ -149,6 +175,9 @@ def test_neither_are_other_layers_inputs_and_hooks() -> None:
     assert not recognised(nn.Embedding(9, D), torch.randint(9, (B,)))
     with torch.no_grad():
         assert not recognised(stack(), x)
+    module = stack()
+    module[0].bias = OwnBias(module[0].bias.detach(), requires_grad=False)
+    assert not recognised(module, x)
     module = stack()
     module[0].register_full_backward_hook(lambda m, g, h: (g[0] / g[0].norm(),))
     assert not recognised(module, x)
