@@ -95,7 +95,7 @@ def runs_layers_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         and args[0].dim() > 0
         and args[0].shape[0] >= SAMPLES
         and saves_itself()
-        and not torch.is_autocast_enabled(args[0].device.type)
+        and not torch._C._is_any_autocast_enabled()
         and not _has_any_global_hook()  # type: ignore[no-untyped-call]
         and torch._C._len_torch_function_stack() == 0
         and torch._C._len_torch_dispatch_stack() == 0

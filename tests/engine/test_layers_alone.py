@@ -183,6 +183,7 @@ def test_other_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not runs_layers_alone(module, (x, x), {})
     assert not alone(module, nn.Parameter(x))
     assert not alone(module, x[:2])
+    assert alone(module, x.to("meta"))  # a device that has no autocast
     assert not alone(module, x.long())
     with torch.autocast("cpu", torch.bfloat16):
         assert not alone(module)
