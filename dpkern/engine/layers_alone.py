@@ -6,6 +6,7 @@ needs no copy of either, and looks at the operations of a pass alone (``plain_st
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ _IN_FUNCTIONAL = "linear conv1d conv2d conv3d max_pool2d avg_pool2d relu gelu si
 _FUNCTIONS = (
     *((F, name) for name in _IN_FUNCTIONAL.split()),
     *((torch, name) for name in "conv1d conv2d conv3d max_pool2d relu tanh sigmoid".split()),
-    (Tensor, "flatten"),
+    *((torch._C._nn, "silu"), (Tensor, "flatten")),
 )
 """Functions that the layers call, by the place at which they look them up."""
 
@@ -43,8 +44,7 @@ _SAID = frozenset(
     "__module__ __doc__ __init__ __setstate__ __annotations__ __firstlineno__ "
     "__static_attributes__ ___needs_generation_tag_patch".split()
 )
-"""Entries of a class that run nothing in a pass: how it is made, texts, and a note that the
-compiler leaves."""
+"""Entries of a class that run nothing in a pass: how it is made, texts, a note of the compiler."""
 
 
 def _held_by(kind: type) -> dict[str, Any]:
@@ -64,6 +64,13 @@ def _is_torchs(value: Any) -> bool:
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.GetSetDescriptorType)
 _OWN = {kind: _held_by(kind) for kind in _TORCHS_CLASSES}
 _CALLED = tuple((place, name, getattr(place, name)) for place, name in _FUNCTIONS)
+_PLACES = tuple(
+    (sys.modules[kind.__module__], name, place)
+    for kind in _LAYERS
+    for name, place in (("F", F), ("torch", torch))
+    if name in vars(sys.modules[kind.__module__])
+)
+"""The places where the layers' own modules look them up."""
 _CODE = tuple(
     (name, value)
     for own in _OWN.values()
@@ -99,7 +106,7 @@ def runs_layers_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         and not _has_any_global_hook()  # type: ignore[no-untyped-call]
         and torch._C._len_torch_function_stack() == 0
         and torch._C._len_torch_dispatch_stack() == 0
-        and all(getattr(place, name) is function for place, name, function in _CALLED)
+        and all(getattr(place, name) is known for place, name, known in (*_CALLED, *_PLACES))
         and all(_same(_held_by(kind), own) for kind, own in _OWN.items())
         and all(_is_layer_or_sequence(part) for part in module.modules())
     )

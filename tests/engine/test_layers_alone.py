@@ -202,6 +202,7 @@ def test_other_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         (F, "relu"),
         (nn.Linear, "forward"),
         (nn.Module, "__call__"),
+        (nn.modules.linear, "F"),
         (nn.modules.conv._ConvNd, "_call_impl"),
         (nn.Linear, "weight"),
         (nn.Module, "__getattribute__"),
