@@ -38,8 +38,9 @@ CACHE = 0.85 * 5.5e12
 SIDE = 128
 """Rows and columns of a tile on tensor cores, at most; at least ``LEAST_SIDE``."""
 LEAST_SIDE = 16
-CHAINED, CHAINED_POSITIONS = (256, 192), 512
-"""The tile of a sum that stays in one accumulator, and positions of a sample, at most."""
+CHAINED, CHAINED_POSITIONS, CHUNK = (256, 192), 320, 64
+"""The tile of a sum that stays in one accumulator, positions of a sample, at most, and of a chunk,
+of which two thirds must be full."""
 PLAIN_PRODUCTS = 20e12
 """FLOP/s of products without tensor cores, or whose numbers are loaded one by one."""
 DOUBLE_PRODUCTS = 10e12
@@ -93,7 +94,9 @@ class Work:
         # Operands of two types are widened before their product.
         dtype = record.g.dtype if record.a.dtype is record.g.dtype else record.dtype
         speed = summing = _speed(dtype, p, d)
-        if dtype.itemsize == 2 and positions <= CHAINED_POSITIONS and _loaded_wide(d, p):
+        filled = positions / (-(-positions // CHUNK) * CHUNK)
+        few = positions <= CHAINED_POSITIONS and filled >= 2 / 3
+        if dtype.itemsize == 2 and few and _loaded_wide(d, p):
             summing = max(speed, _tiled(dtype, (p, d), CHAINED))
         library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
         norm = batch * min(product / batch / speed, _gram(positions, d, p, dtype, speed))

@@ -14,7 +14,7 @@ capability 9: elsewhere the kernel spills. Not yet run on a GPU.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import torch
 import triton
@@ -70,7 +70,7 @@ def here(operands: Operands) -> bool:
     return possible(operands) and aligned and (INTERPRETED or capability(operands.a) == _ARCH)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def share(tiles: int, samples: int, positions: int) -> int:
     """Return how many samples a program adds, by the sizes alone.
 
@@ -85,7 +85,7 @@ def share(tiles: int, samples: int, positions: int) -> int:
     return min(range(1, min(samples, SAMPLES) + 1), key=lambda each: (time(each), -each))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "last", "each"])
 def chained_kernel(
     a, a_rest, g, factors, order, scales, parts, positions, rows, columns, last, each,
     MOST: tl.constexpr,
@@ -207,5 +207,6 @@ def parts(operands: Operands, factors: torch.Tensor) -> torch.Tensor:
 
 def _described(x: torch.Tensor, width: int) -> TensorDescriptor:
     """Return a tensor ``[samples, positions, features]`` whose parts are copied by hardware."""
-    x = x.detach()
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, DEPTH, width])
+    _, positions, features = x.shape
+    strides = [positions * features, features, 1]
+    return TensorDescriptor(x.detach(), list(x.shape), strides, [1, DEPTH, width])

@@ -15,7 +15,7 @@ import torch
 SIXTEEN = (torch.bfloat16, torch.float16)
 CHUNK, LEAST_CHUNK = 64, 16
 """Positions in a chunk of 16-bit products, at most and at least."""
-CHAIN, SAMPLES = 512, 64
+CHAIN, SAMPLES = 320, 64
 """Positions of a sample, and samples, that go through one accumulator, at most."""
 _TINY = 2.0**-126
 _SUMS = 1e-12
