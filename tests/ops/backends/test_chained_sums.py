@@ -100,15 +100,22 @@ def test_factors_may_differ_by_any_power(taken: list[torch.Tensor]) -> None:
     g = g.float().ldexp(powers[:, None, None]).bfloat16()
     want, sizes = exact(a, g, factors)
     assert ((summed(a, g, factors) - want).abs() <= ROUNDING * sizes).all()
-    assert taken
+    # In units of the second factor the first sample's part would be infinite.
+    small = torch.tensor([1.0, 2.0**-125, 1.0])
+    a, g = drawn(3, 50, 192, 256)
+    want, sizes = exact(a, g, small)
+    assert ((summed(a, g, small) - want).abs() <= ROUNDING * sizes).all()
+    assert len(taken) == 2
 
 
 def test_a_quotient_that_is_no_normal_number_is_zero(taken: list[torch.Tensor]) -> None:
     """Rounded among denormal numbers it could lift a sample."""
     a, g = drawn(2, 50, 192, 256)
-    tiny = torch.tensor([3 * 2.0**-140, 1.0])
-    assert torch.equal(summed(a, g, tiny), summed(a, g, torch.tensor([0.0, 1.0])))
-    assert taken
+    g[0] *= 2.0**110
+    g[1] = 0
+    assert (summed(a, g, torch.tensor([3 * 2.0**-130, 1.0])) == 1).all()
+    assert (summed(a, g, torch.tensor([3 * 2.0**-126, 1.0])) != 1).any()
+    assert len(taken) == 2
 
 
 def test_what_is_not_finite_shows(taken: list[torch.Tensor]) -> None:
