@@ -30,22 +30,30 @@ TILES = {
     ),
 }  # fmt: skip
 """Rows, columns, depth, warps and stages; the first is the one that ships for wide layers."""
-LINEAR = {"GPT-2 up": (16, 1024, 768, 3072), "vocabulary": (4, 1024, 768, 50257)}
+LINEAR = {
+    "GPT-2 up": (16, 1024, 768, 3072),
+    "vocabulary": (4, 1024, 768, 50257),
+    "ViT up": (64, 197, 768, 3072),
+}
 CONV = {"block": (256, 64, 64, 32), "last": (256, 512, 512, 4)}
 
 
 @contextmanager
-def tile(shape: tuple[int, int, int, int, int]) -> Iterator[None]:
-    """Let products run in this tile."""
-    from dpkern.ops.backends._triton import direct, tuned, weighted
+def tile(shape: tuple[int, int, int, int, int] | None) -> Iterator[None]:
+    """Let products run in this tile, sums beside a total; in None as they ship."""
+    from dpkern.ops.backends._triton import chained, direct, tuned, weighted
 
+    if shape is None:
+        yield
+        return
     chosen = tuned.Tile(*shape)
-    before = direct.tile_of, weighted.tile_of
+    before = direct.tile_of, weighted.tile_of, chained.here
     direct.tile_of = weighted.tile_of = lambda *_: chosen  # type: ignore[assignment]
+    chained.here = lambda _: False
     try:
         yield
     finally:
-        direct.tile_of, weighted.tile_of = before
+        direct.tile_of, weighted.tile_of, chained.here = before
 
 
 def works(where: Setting, dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], Any]]]:
@@ -88,8 +96,9 @@ def rows(where: Setting) -> list[Row]:
     found = []
     for dtype, tiles in TILES.items():
         for name, flops, call in works(where, dtype):
-            for shape in tiles if where.scale == 1 else tiles[:1]:
-                row = {"work": name, "dtype": str(dtype)[6:], "tile": " x ".join(map(str, shape))}
+            for shape in (None, *tiles) if where.scale == 1 else (None, tiles[0]):
+                title = " x ".join(map(str, shape)) if shape else "as shipped"
+                row = {"work": name, "dtype": str(dtype)[6:], "tile": title}
 
                 def measure(c: Any = call, s: Any = shape, f: float = flops) -> Row:
                     with tile(s):

@@ -29,7 +29,7 @@ GPUS = ("h100", "h200")
 VALUES_ARCH = 90
 PRODUCTS = (
     r"^(linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?"
-    r"|linear_norm-vit-gram|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
+    r"|linear_norm-vit-gram|linear_sum-vit|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
 )
 """Calls of products at real shapes (``tests/ops/backends/triton_calls.py``)."""
 _SIZES = {"bfloat16": 2, "float32": 4}
@@ -132,7 +132,8 @@ def product_row(report: Row) -> Row:
     constants, loop = report["constants"], report["loop"]
     dtype = report["call"].rsplit("-", 1)[-1]
     side = constants.get("SIDE")  # of a Gram matrix's tile, whose rows are columns on the diagonal
-    sides = (side, side) if side else (constants["ROWS"], constants["COLUMNS"])
+    columns = constants.get("COLUMNS") or constants.get("WIDE", 0) + constants.get("REST", 0)
+    sides = (side, side) if side else (constants["ROWS"], columns)
     threads = 32 * report["warps"]
     shared = max(report["shared"], report["dynamic_shared"])
     flops = 2.0 * sides[0] * sides[1] * constants["DEPTH"]

@@ -72,11 +72,12 @@ struct HeldRow {
   static constexpr int kEach = static_cast<int>(kChunk) / kRowThreads;
   decltype(loaded(G{})) x[kHeld][kEach];
 
-  __device__ __forceinline__ void load(const HeldChunk* chunks, int count, std::int64_t row) {
+  // One condition for each load, which then needs no copy of what was there: without `some`, or
+  // where a chunk has no column, that stays.
+  __device__ __forceinline__ void load(const HeldChunk* chunks, std::int64_t row, bool some) {
     DPK_UNROLL
     for (int c = 0; c < kHeld; ++c) {
-      if (c >= count) continue;
-      const int left = chunks[c].size - static_cast<int>(threadIdx.x);
+      const int left = some ? chunks[c].size - static_cast<int>(threadIdx.x) : 0;
       const G* from = static_cast<const G*>(chunks[c].rows) + row * chunks[c].stride + threadIdx.x;
       DPK_UNROLL
       for (int i = 0; i < kEach; ++i) {
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(kRowThreads)
   __shared__ Value factors[kHeld];
   const int thread = static_cast<int>(threadIdx.x);
   const int count = static_cast<int>(all.chunks);
+  if (thread < kHeld) chunks[thread] = {};
   if (thread < count) {
     const std::int64_t index =
         task_of(all.tasks, all.count, &RowTask::first_chunk, static_cast<std::int64_t>(thread));
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const std::int64_t end = all.rows * (blockIdx.x + 1) / gridDim.x;
   Value total[kHeld][Row::kEach] = {};
   Row next = {};  // zeros where a chunk has no column
-  next.load(chunks, count, begin);
+  next.load(chunks, begin, true);
   DPK_NO_UNROLL
   for (std::int64_t row = begin; row < end; ++row) {
     Value held[kHeld][Row::kEach];
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kRowThreads)
       DPK_UNROLL
       for (int i = 0; i < Row::kEach; ++i) held[c][i] = arrived(next.x[c][i]);
     }
-    if (row + 1 < end) next.load(chunks, count, row + 1);
+    next.load(chunks, row + 1, row + 1 < end);
     DPK_UNROLL
     for (int c = 0; c < kHeld; ++c) {
       double sum = 0;

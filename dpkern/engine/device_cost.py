@@ -13,7 +13,9 @@ product takes the norm as well (r = 2), and a copy of the input with its channel
 and read. Nothing overlaps here, which makes materialized gradients look slower than they are.
 
 Our products on tensor cores are bound by what the second-level cache gives them: a tile of r rows
-and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads.
+and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads. Sums of linear
+layers with few positions have larger ones, which hold one accumulator. What the last programs of a
+launch leave idle is left out, and so are parts of sums that are stored and added.
 
 The speeds are predictions for an NVIDIA H200 from machine code and data sheets. Not yet run on a
 GPU.
@@ -36,6 +38,9 @@ CACHE = 0.85 * 5.5e12
 SIDE = 128
 """Rows and columns of a tile on tensor cores, at most; at least ``LEAST_SIDE``."""
 LEAST_SIDE = 16
+CHAINED, CHAINED_POSITIONS, CHUNK = (256, 192), 320, 64
+"""The tile of a sum that stays in one accumulator, positions of a sample, at most, and of a chunk,
+of which two thirds must be full."""
 PLAIN_PRODUCTS = 20e12
 """FLOP/s of products without tensor cores, or whose numbers are loaded one by one."""
 DOUBLE_PRODUCTS = 10e12
@@ -61,7 +66,7 @@ class Work:
         norm: seconds of the norm's products where the gradients are not materialized.
         held: bytes that a way reads of the operands, and of the copy that it makes of them.
         gradients: bytes of the materialized gradients.
-        speed: FLOP/s of our products.
+        speed: FLOP/s of our weighted product.
         keeping: FLOP/s of the product that materializes the gradients.
         passes: how often the gradients are stored or read.
     """
@@ -88,11 +93,15 @@ class Work:
         product = 2.0 * batch * positions * d * p
         # Operands of two types are widened before their product.
         dtype = record.g.dtype if record.a.dtype is record.g.dtype else record.dtype
-        speed = _speed(dtype, p, d)
+        speed = summing = _speed(dtype, p, d)
+        filled = positions / (-(-positions // CHUNK) * CHUNK)
+        few = positions <= CHAINED_POSITIONS and filled >= 2 / 3
+        if dtype.itemsize == 2 and few and _loaded_wide(d, p):
+            summing = max(speed, _tiled(dtype, (p, d), CHAINED))
         library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
         norm = batch * min(product / batch / speed, _gram(positions, d, p, dtype, speed))
         sizes = record.held_bytes, record.gradient_bytes // (2 if record.rounded else 1)
-        return cls(product, norm, *sizes, speed, library, 3)
+        return cls(product, norm, *sizes, summing, library, 3)
 
     @classmethod
     def _convolution(cls, record: ConvolutionGradients) -> Work:
@@ -135,7 +144,7 @@ def _gram(positions: int, d: int, p: int, dtype: torch.dtype, speed: float) -> f
     """Return the seconds of one sample's Gram matrices; infinite where they are not used."""
     if positions <= GRAM_POSITIONS:
         return 2.0 * positions**2 * (d + p) / speed
-    if dtype.itemsize != 2 or d % MULTIPLE or (p % MULTIPLE and p < WIDENED):
+    if dtype.itemsize != 2 or not _loaded_wide(d, p):
         return math.inf
     tiles = -(-positions // SIDE)
     products = 2.0 * (tiles * (tiles + 1) // 2) * SIDE**2 * (d + p)
@@ -154,8 +163,18 @@ def _speed(
     if not wide or (dtype is torch.float32 and not tf32):
         return PLAIN_PRODUCTS
     r, c = (min(SIDE, max(LEAST_SIDE, 1 << (n - 1).bit_length())) for n in (rows, columns))
-    filled = rows / (-(-rows // r) * r) * columns / (-(-columns // c) * c)
-    return filled * CACHE * 2 * r * c / ((r + c) * dtype.itemsize)
+    return _tiled(dtype, (rows, columns), (r, c))
+
+
+def _tiled(dtype: torch.dtype, shape: tuple[int, int], tile: tuple[int, int]) -> float:
+    """Return the FLOP/s that the cache allows in such tiles, which may be partly empty."""
+    filled = math.prod(n / (-(-n // side) * side) for n, side in zip(shape, tile, strict=True))
+    return filled * CACHE * 2 * math.prod(tile) / (sum(tile) * dtype.itemsize)
+
+
+def _loaded_wide(d: int, p: int) -> bool:
+    """Whether threads load 16 bytes of both operands of a linear layer at a time."""
+    return d % MULTIPLE == 0 and (p % MULTIPLE == 0 or p >= WIDENED)
 
 
 def memory_for_gradients(device: torch.device) -> int:

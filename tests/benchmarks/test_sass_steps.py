@@ -14,7 +14,7 @@ from dpkern.engine.device_cost import Work
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/sass.json"
 FOUND: dict[str, Any] = json.loads(RESULTS.read_text())
-MOST = {"GPT-2 small": 1.20, "ViT-B": 1.48, "ResNet-18, 32 x 32, B 256, float32": 1.98,
+MOST = {"GPT-2 small": 1.20, "ViT-B": 1.30, "ResNet-18, 32 x 32, B 256, float32": 1.98,
         "ResNet-18, 32 x 32, B 256, bfloat16": 1.49}  # fmt: skip
 """Private over plain steps, as they are and a little more."""
 
@@ -27,14 +27,15 @@ def test_no_prediction_is_worse_than_it_was(row: dict[str, Any]) -> None:
     assert kept["ratio"] == pytest.approx(row["ratio"], rel=1e-3)  # the table is today's
 
 
-def test_only_sums_in_the_largest_tiles_reach_the_target_that_is_missed() -> None:
-    """Else change the kernel: other ways that are private take longer than the target leaves."""
+def test_norms_alone_are_what_the_missed_target_leaves_no_time_for() -> None:
+    """Else change the kernel: both ways that are private take longer than the target leaves."""
     step = sass_steps.steps()[1]
     (row,) = (row for row in FOUND["steps"] if row["model"] == step.title)
-    left, *ways, largest = sass_steps.floors(step, row["update ms"]).values()
+    left, *ways, sums = sass_steps.floors(step, row["update ms"]).values()
     assert row["ratio"] > row["target"]
-    assert 0.98 * left < largest < left < min(ways)  # with nothing to spare
-    assert largest < row["norms and sums ms"]
+    assert sums < left < min(ways)
+    norms = sum(Work.of(layer).norm for layer in step.layers) * 1e3
+    assert 0.6 * norms < left - sums < 0.7 * norms
     terms = sass_steps.layers(step)
     taken = sum(min(row["stored"], row["not stored"]) for row in terms)
     assert taken == pytest.approx(row["norms and sums ms"])
@@ -47,6 +48,7 @@ def test_only_sums_in_the_largest_tiles_reach_the_target_that_is_missed() -> Non
 BOUND = {
     "linear_norm-wide-direct-bfloat16": (0, 0),
     "linear_sum-wide-bfloat16": (0, 0),
+    "linear_sum-vit-bfloat16": (1, 2),
     "conv_gradient-block-bfloat16": (3, 1),
     "conv_gradient-block-float32": (2, 1),
 }

@@ -57,9 +57,12 @@ def test_keeping_all_of_gpt2_takes_4_gigabytes_and_saves_more_than_half() -> Non
 
 
 def test_wide_layers_break_even_where_slower_sums_and_norms_cost_the_traffic() -> None:
-    """F / R - F / K + N = 6 P / W: at most 519 positions at 299 and 500 TFLOP/s."""
+    """F / R - F / K + N = 6 P / W: at most 519 positions at 299 and 500 TFLOP/s.
+
+    Up to 320 positions sums are no slower than the library.
+    """
     wide = 1 << 14  # operands are small beside gradients
-    work = Work.of(linear(150, wide, wide))
+    work = Work.of(linear(600, wide, wide))
     assert work.speed == pytest.approx(299e12, rel=0.01)
     even = 3 / device_cost.BANDWIDTH / (1 / work.speed - 1 / work.keeping)
     assert even == pytest.approx(519, abs=1)
@@ -67,11 +70,37 @@ def test_wide_layers_break_even_where_slower_sums_and_norms_cost_the_traffic() -
     assert not routes.worth_keeping(linear(448, wide, wide))
 
 
+def test_sums_of_a_few_hundred_positions_have_larger_tiles() -> None:
+    """256 x 192 numbers: 1.71 times the products for what is loaded of 128 x 128."""
+    assert Work.of(linear(197, 768, 3072)).speed == pytest.approx(513e12, rel=0.01)
+    older = Work.of(linear(321, 768, 3072)).speed
+    assert Work.of(linear(197, 768, 3072)).speed == pytest.approx(12 / 7 * older)
+    # Chunks half empty, a type or a width that is not loaded so, a gradient that no tile fits.
+    for other in (linear(66, 768, 3072), linear(197, 770, 768), linear(197, 64, 64)):
+        assert Work.of(other).speed <= older
+    both = linear(197, 768, 768)
+    single = LinearGradients(both.a.float(), both.g.float())
+    assert Work.of(single).speed == device_cost.PLAIN_PRODUCTS
+
+
+def test_the_model_takes_larger_tiles_where_the_kernels_do() -> None:
+    pytest.importorskip("triton")
+    from dpkern.ops.backends._triton import chained, precision
+
+    assert (chained.ROWS, chained.COLUMNS) == device_cost.CHAINED
+    assert chained.DEPTH == device_cost.CHUNK
+    assert precision.CHAIN == device_cost.CHAINED_POSITIONS
+    for positions in (43, 66, 86, 128, 150, 197, 257, 320, 321):
+        both = linear(positions, 768, 768)
+        made = chained.possible(chained.Operands.linear(both.a, both.g))
+        assert made == (Work.of(both).speed > 400e12)
+
+
 def test_norms_of_a_few_hundred_positions_are_gram_matrices() -> None:
     """Of 197 positions 3 tiles: 256 x 192 products for 197 x 768, and operands loaded twice."""
     work = Work.of(linear(197, 768, 768))
     assert work.norm == pytest.approx(2.0 * 16 * 256 * 192 * 1536 / 500e12)
-    assert work.norm < 0.5 * work.product / work.speed
+    assert work.norm < 0.7 * work.product / work.speed
     assert not routes.worth_keeping(linear(197, 768, 768))
     for other in (linear(197, 760, 768), linear(197, 768, 760), linear(197, 48, 48)):
         assert Work.of(other).norm == Work.of(other).product / Work.of(other).speed

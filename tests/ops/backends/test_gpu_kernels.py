@@ -11,7 +11,7 @@ import torch
 from dpkern.base import dispatch
 from dpkern.base.errors import BackendError
 from dpkern.base.rng import Purpose
-from dpkern.ops import clip, coef, noise, testing, update
+from dpkern.ops import clip, coef, ghost, noise, testing, update
 from dpkern.ops.ghost import explicit
 from dpkern.step.noise_tables import Layout, RingPrefetch
 
@@ -202,3 +202,25 @@ def test_memory_that_is_not_there(name: str) -> None:
     grads = torch.zeros(1, free // 8, device="cuda").expand(64, -1)
     with pytest.raises(BackendError, match="GPU memory"):
         clip.sample_norm(grads, backend=name)
+
+
+@pytest.mark.parametrize("name", [_parameter("triton")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_chained_sums_agree_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    """At the edges of tiles and chunks, in several ranges of samples; one of them is NaN."""
+    batch, positions, d, p = 70, 197, 368, 496
+    a, g = (random(batch, positions, n).div(300).to(dtype).cuda() for n in (d, p))
+    factors = torch.linspace(0, 1, batch).roll(5).cuda()
+    a[5] = torch.nan
+    out = torch.zeros(p, d, device="cuda")
+    ghost.linear_sum(a, g, factors, out, backend=name)
+    a[5] = 0
+    each = "b,btp,btd->pd", factors.double(), g.double(), a.double()
+    sizes = torch.einsum(each[0], *(x.abs() for x in each[1:]))
+    assert ((out - torch.einsum(*each)).abs() <= 1e-4 * sizes).all()
+    a, g = a[:5], g[:5]
+    true = torch.einsum("btp,btd->bpd", g.double(), a.double()).square().sum((1, 2))
+    for route in ("gram", "direct"):
+        found = ghost.linear_norm(a, g, route=route, backend=name)  # type: ignore[arg-type]
+        assert (found >= true).all()
+        assert (found <= 1.005 * true).all()

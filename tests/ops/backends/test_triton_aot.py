@@ -2,7 +2,7 @@
 
 Arithmetic is exact and stays in registers, and sums of a chunk begin at zero: the compiler gives a
 product the total that it is added to as its accumulator unless it is told not to, and the bounds of
-``docs/ghost.md`` for tensor cores would not hold for it.
+``docs/ghost.md`` for tensor cores would not hold for it. Chained sums have a bound of their own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from dpkern.ops.backends.triton import OLDEST
-from tests.ops.backends.triton_versions import ROOT, VERSIONS, compiled, faults, in_tf32, missing
+from tests.ops.backends.triton_versions import (
+    ROOT,
+    VERSIONS,
+    compiled,
+    faults,
+    in_tf32,
+    missing,
+    to_a_total,
+)
 
 pytestmark = pytest.mark.slow
 
 CAPABILITY = "90"
-OFTEN = r"^(linear|conv)_\w+-(wide|vocabulary|block)"
+OFTEN = r"^((linear|conv)_\w+-(wide|vocabulary|block)|linear_sum-vit)"
 """Calls whose forms are all compiled in every run; of the others, one form of each kernel.
 ``make evidence`` compiles all of them, for every device."""
 LARGEST_SHARED = 96 * 1024
@@ -54,13 +62,16 @@ def test_every_kernel_compiles(result: dict[str, Any], version: str) -> None:
 
 def test_arithmetic_is_exact_and_stays_in_registers(reports: list[dict[str, Any]]) -> None:
     assert faults(reports) == []
-    assert [r["call"] for r in reports if r["dynamic_shared"] > LARGEST_SHARED] == []
+    larger = {r["kernel"]: r["dynamic_shared"] for r in reports}
+    assert larger.pop("chained_kernel") <= 227 * 1024  # for compute capability 9 alone
+    assert {kernel for kernel, shared in larger.items() if shared > LARGEST_SHARED} == set()
 
 
 def test_no_product_adds_to_a_total_or_is_made_in_tf32(reports: list[dict[str, Any]]) -> None:
     """But for gradients of float32 convolutions, which are normed as they are stored."""
     assert sum(report["products"] for report in reports) >= 30
-    assert [report["call"] for report in reports if report["merged"]] == []
+    assert [report["call"] for report in reports if to_a_total(report)] == []
+    assert any(report["merged"] for report in reports)
     assert [report["call"] for report in reports if in_tf32(report)] == []
     assert any(report["tf32"] for report in reports)
 

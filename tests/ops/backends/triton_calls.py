@@ -29,9 +29,9 @@ Calls = Iterator[tuple[str, Callable[[], Any]]]
 
 LINEAR = {
     "wide": (2, 1024, 768, 3072),
-    "vocabulary": (2, 512, 768, 1025),
+    "vocabulary": (2, 1024, 768, 1025),
     "narrow": (2, 1024, 64, 10),
-    "vit": (2, 197, 768, 3072),
+    "vit": (8, 197, 768, 3072),
     "odd": (3, 77, 33, 20),
     "short": (3, 8, 64, 64),
     "pair": (3, 2, 64, 64),

@@ -66,6 +66,11 @@ def _spill(report: dict[str, Any]) -> int:
     return LARGEST_SPILL["anywhere" if report["looped"] else "outside of loops"]
 
 
+def to_a_total(report: dict[str, Any]) -> bool:
+    """Whether a product adds to a total in its accumulator, whose bound does not count on it."""
+    return bool(report["merged"]) and report["kernel"] != "chained_kernel"
+
+
 def in_tf32(report: dict[str, Any]) -> bool:
     """Whether a kernel rounds operands to TF32 that it must not."""
     stored = report["call"].startswith("conv_gradient-") and "-strict-" not in report["call"]

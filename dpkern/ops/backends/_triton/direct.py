@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import tuned
+from . import chained, tuned
 from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
 from .precision import (
@@ -217,7 +217,7 @@ def _pass(
         units,
         like,
         *(squares, totals, a_squares, g_squares, highs, done, m, n),
-        direct_numbers(kind, *sizes),
+        direct_numbers(kind, *sizes, chained.possible(operands)),
         SKIP=skip,
         BLOCK=BLOCK,
     )

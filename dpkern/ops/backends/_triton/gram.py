@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from . import chained
 from .launch import launch
 from .operands import MULTIPLE, Operands, product
 from .precision import SIXTEEN, first, gram_numbers
@@ -261,7 +262,7 @@ def gram(operands: Operands, highs: torch.Tensor) -> torch.Tensor:
     done = torch.empty_like(highs, dtype=torch.int32)
     depth = DEPTH[operands.a.dtype in SIXTEEN]
     sizes = operands.positions, operands.rows, operands.columns
-    numbers = gram_numbers(first(operands.a.dtype), *sizes, depth)
+    numbers = gram_numbers(first(operands.a.dtype), *sizes, depth, chained.possible(operands))
     given = operands.positions, operands.columns, operands.sizes[5], numbers
     if operands.positions <= MOST:
         launch(

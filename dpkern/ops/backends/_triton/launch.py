@@ -28,6 +28,13 @@ def at(device: torch.device | str) -> torch.device:
     return wanted if wanted.type == DEVICE else torch.device(DEVICE)
 
 
+def capability(x: torch.Tensor) -> int:
+    """Return the compute capability of a tensor's device, without what follows the point."""
+    if x.is_cuda:
+        return torch.cuda.get_device_capability(x.device)[0]
+    return int(triton.runtime.driver.active.get_current_target().arch) // 10
+
+
 def launch(
     kernel: Any,
     grid: int,

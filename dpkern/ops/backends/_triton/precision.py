@@ -15,6 +15,8 @@ import torch
 SIXTEEN = (torch.bfloat16, torch.float16)
 CHUNK, LEAST_CHUNK = 64, 16
 """Positions in a chunk of 16-bit products, at most and at least."""
+CHAIN, SAMPLES = 320, 64
+"""Positions of a sample, and samples, that go through one accumulator, at most."""
 _TINY = 2.0**-126
 _SUMS = 1e-12
 """Relative error of the float64 sums of a tile's squares, up to 4000 additions in a chain."""
@@ -68,8 +70,25 @@ def longest(depth: int) -> int:
     return _LONGEST * depth
 
 
+def lost_in_sums(kind: SumPrecision, positions: int, chained: bool) -> float:
+    """Return what a weighted sum may lose of a sample, relative to the sizes of all its products.
+
+    That is a share of each chunk of positions and a rounding for every chunk. In one accumulator
+    (``chained``) it is a share of all positions, and two roundings for every sample that follows.
+    """
+    if chained:
+        return kind.chunk(positions) + kind.gamma(2 * SAMPLES)
+    return kind.chunk(CHUNK) + kind.gamma(ceil(positions / LEAST_CHUNK))
+
+
 def direct_numbers(
-    kind: SumPrecision, positions: int, rows: int, columns: int, depth: int, tile_columns: int
+    kind: SumPrecision,
+    positions: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    tile_columns: int,
+    chained: bool = False,
 ) -> tuple[float, ...]:
     """Return the numbers that ``bound_kernel`` needs, in its order.
 
@@ -78,12 +97,16 @@ def direct_numbers(
         positions, rows, columns: T, p and d of one gradient.
         depth: positions in a chunk.
         tile_columns: columns of a tile, whose squares are added in the pass's arithmetic.
+        chained: whether a weighted sum may keep samples in one accumulator.
     """
     chunks, entries = ceil(positions / depth), rows * columns
+    products = kind.chunk(depth)
+    if chained:  # else a sum makes the same products and loses the same
+        products += lost_in_sums(kind, positions, chained)
     return tuple(
         up(x)
         for x in (
-            kind.chunk(depth),
+            products,
             kind.gamma(sqrt(chunks)),
             kind.gamma(tile_columns + 1) + _SUMS,
             kind.gamma(depth + 1) + 1e-9,
@@ -98,18 +121,16 @@ def direct_numbers(
 
 
 def gram_numbers(
-    kind: SumPrecision, positions: int, rows: int, columns: int, depth: int
+    kind: SumPrecision, positions: int, rows: int, columns: int, depth: int, chained: bool = False
 ) -> tuple[float, ...]:
     """Return the numbers that Gram kernels need, in their order.
 
-    The last is what a weighted sum of 16-bit products may lose of the sizes of all products: a
-    share of each chunk of positions, and a rounding for every chunk.
+    The last is what a weighted sum of 16-bit products may lose of the sizes of all products.
     """
     longest = max(rows, columns)
-    summed = kind.chunk(CHUNK) + kind.gamma(ceil(positions / LEAST_CHUNK))
     return (
         up(kind.gamma(kind.per_term * depth + ceil(longest / depth) + 1)),
         up(kind.tiny * 3 * longest),
         up(kind.tolerance),
-        up(summed) if kind is _TENSOR_CORES else 0.0,
+        up(lost_in_sums(kind, positions, chained)) if kind is _TENSOR_CORES else 0.0,
     )

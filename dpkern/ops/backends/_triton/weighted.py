@@ -5,7 +5,8 @@ A program owns a tile of the output and a range of samples.
 A clip factor must not be rounded together with a 16-bit operand: ``fl(c g)`` in bfloat16 is up to
 2^-8 longer than ``c g``, and the sample's part up to 2^-8 above the clipping bound. So 16-bit
 operands are multiplied as they are and factors act on the float32 sum of a chunk of positions.
-Where samples have hardly any, and for wider operands, the factor goes into a float32 copy of g.
+Where samples have hardly any, and for wider operands, the factor goes into a float32 copy of g. In
+the larger tiles of ``chained`` it acts on the total, between samples.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import tuned
+from . import chained, tuned
 from .direct import constants, tile_of, tiles
 from .launch import launch
 from .operands import Operands, inputs, outputs, product
@@ -162,6 +163,9 @@ def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
 
 def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -> None:
     """Add ``out += sum_b factors[b] grad_b``; ``out`` is a matrix of the operands' columns."""
+    if chained.here(operands):
+        _combine(chained.parts(operands, factors), out)
+        return
     dtype = operands.a.dtype if by_samples(operands) else operands.sums
     shipped = tile_of(operands, dtype)
     if dtype is not operands.a.dtype and shipped.rows > _WIDENED:
@@ -202,5 +206,9 @@ def _add(
         **constants(operands, dtype, tile, registers=operands.dense or whole_samples),
     )
     if splits > 1:
-        blocks = -(-out.numel() // BLOCK)
-        launch(combine_kernel, blocks, out, parts, out, splits, out.numel(), BLOCK=BLOCK)
+        _combine(parts, out)
+
+
+def _combine(parts: torch.Tensor, out: torch.Tensor) -> None:
+    blocks = -(-out.numel() // BLOCK)
+    launch(combine_kernel, blocks, out, parts, out, len(parts), out.numel(), BLOCK=BLOCK)
