@@ -136,6 +136,20 @@ struct Circulant : circulant::Blocks<F, kBytes> {
       }
     }
   }
+  // Sums of `rows` rows at each frequency, [row][2][kWide], set to zero; those of sines where there
+  // are any.
+  static DPK_INLINE void clear(const Lines<F>& lines, std::int64_t rows, F* sums,
+                               std::int64_t step) {
+    for (std::int64_t k = 0; k < lines.K; ++k, sums += step) {
+      if (!lines.real(k)) {
+        std::fill(sums, sums + 2 * rows * kWide, F{0});
+        continue;
+      }
+      for (std::int64_t i = 0; i < 2 * rows; i += 2) {
+        std::fill(sums + i * kWide, sums + (i + 1) * kWide, F{0});
+      }
+    }
+  }
   static std::int64_t room_of(const Lines<F>& lines) {
     return (lines.d + 2 * lines.K) * kWide + Base::room(lines);
   }
@@ -155,7 +169,7 @@ struct Circulant : circulant::Blocks<F, kBytes> {
     for (std::int64_t j = 0; j < call.q; ++j) {
       transform(lines, flat + j * d * kWide, folded, xs + 2 * j * kWide, x_step);
     }
-    std::fill(ys, ys + K * y_step, F{0});
+    clear(lines, call.p, ys, y_step);
     for (std::int64_t k = 0; k < K; ++k) {
       add(lines.real(k), call.p, scalars + 2 * k * call.p * call.q, 2 * call.q, xs + k * x_step,
           2 * kWide, call.q, ys + k * y_step, 2 * kWide);
@@ -212,7 +226,9 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
   F* const xs = scratch<F, 6>(x_size + K * call.p * kRowsTogether * 2);
   F* const gs = xs + x_size;
   if (sparse) std::fill(xs, xs + x_size, F{0});  // lanes behind the last block
-  std::fill(sums, sums + K * panels * call.p * lanes, F{0});
+  versioned_by_width([&](auto width) DPK_INLINE {
+    Circulant<F, width>::clear(lines, panels * call.p, sums, panels * call.p * lanes);
+  });
   std::vector<std::int64_t> rows;
   rows.reserve(static_cast<std::size_t>(call.B * call.T));
   for (std::int64_t row = 0; row < call.B * call.T; ++row) {
