@@ -199,12 +199,13 @@ struct Transform {
     return room;
   }
 
-  // U and V of two folded rows, of the first `columns` frequencies.
+  // U and V of two folded rows, of the first `columns` frequencies, or of all.
+  template <bool kAll>
   static DPK_INLINE void transform_rows(const Line<F>& line, const Room& room, std::int64_t columns,
                                         V* to0, V* to1) {
     const F* table = line.table.data();
     line.each_tile([&](std::int64_t first, int size) DPK_INLINE {
-      if (first >= columns) return;
+      if (!kAll && first >= columns) return;
       with_size(size, [&](auto count) DPK_INLINE {
         constexpr int kCount = count;
         const std::int64_t high = line.n / 2;
@@ -232,7 +233,7 @@ struct Transform {
             const V sign1 = sines ? odd[i][1] - even[i][1] : even[i][1] - odd[i][1];
             out0[k] = even[i][0] + odd[i][0];
             out1[k] = even[i][1] + odd[i][1];
-            if (high - first - i >= columns) continue;
+            if (!kAll && high - first - i >= columns) continue;
             out0[m] = sign0;
             out1[m] = sign1;
           }
@@ -358,8 +359,10 @@ struct Transform {
     V* const last = room.columns + rows.place(rows.half);
     for (std::int64_t j = 0; j <= paired; ++j) {
       const std::int64_t partner = j > 0 || !unpaired ? centre - j : 0;
-      load_row(maps, samples, centre + j, room.rows[0]);
-      load_row(maps, samples, partner, room.rows[1]);
+#pragma GCC unroll 1
+      for (int i = 0; i < 2; ++i) {
+        load_row(maps, samples, i == 0 ? centre + j : partner, room.rows[i]);
+      }
       if constexpr (!kPowers) {
         square += square_of(room.rows[0], columns.count);
         if (j > 0 || unpaired) square += square_of(room.rows[1], columns.count);
@@ -373,7 +376,7 @@ struct Transform {
       }
       for (int i = 0; i < 2; ++i) fold(columns, room.rows[i], room.cosines[i], room.sines[i]);
       V* const to = room.columns + rows.place(j);
-      transform_rows(columns, room, used, to, j > 0 ? to + odd : unpaired ? last : to);
+      transform_rows<kPowers>(columns, room, used, to, j > 0 ? to + odd : unpaired ? last : to);
     }
     for (std::int64_t k = 0; k < used; ++k) {
       if (unpaired) {

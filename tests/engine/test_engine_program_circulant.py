@@ -39,6 +39,23 @@ class Blocks(nn.Module):
         return self.head(y) if self.flat else F.relu(self.head(y)).mean(1)
 
 
+class Joined(nn.Module):
+    """Two circulant layers side by side, whose output gradients are parts of one."""
+
+    def __init__(self, *, flat: bool) -> None:
+        super().__init__()
+        inputs = 20 if flat else 5
+        self.left = BlockCirculantLinear(inputs, 8, block=2)
+        self.right = BlockCirculantLinear(inputs, 4, block=4)
+        self.head = nn.Linear(12, 3)
+        self.flat = flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1) if self.flat else x
+        y = self.head(torch.cat([self.left(x), self.right(x)], -1))
+        return y if self.flat else y.mean(1)
+
+
 def double(run: Loop) -> None:
     run.module.doubles = True
 
@@ -79,6 +96,12 @@ def test_replayed_steps_have_the_bits_of_recorded_ones(
     if change is None:
         assert run.replays >= STEPS - 3
         assert run.reasons[-1] == ""
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["positions", "one position"])
+def test_gradients_with_gaps_in_memory_are_replayed(flat: bool) -> None:
+    run = both(make=lambda: Joined(flat=flat))
+    assert run.replays >= STEPS - 3
 
 
 def test_kernels_of_large_layers_are_replayed() -> None:

@@ -194,7 +194,7 @@ std::int64_t test_norm(int threads, const std::string& setting) {
   };
   std::int64_t cases = 0;
   for (const std::int64_t batch : {1, 5, 19}) {
-    const std::int64_t ins = 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
+    const std::int64_t ins = batch == 5 ? 17 : 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
     const auto x = normals<T>(batch * ins * H * W, 7), g = normals<T>(batch * outs * Y * X, 8);
     const std::vector<std::int64_t> lines{kP, H, 1, kQ, W, 1, kP, Y, 1, kQ, X, 1};
     const auto turns = turns_of(lines);

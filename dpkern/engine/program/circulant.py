@@ -46,7 +46,7 @@ class CirculantSite(RecordSite):
         return recorded.gradients_of(*each, self.convention)
 
     def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
-        each = g.reshape(self.batch, -1, math.prod(g.shape[-2:]))
+        each = g.contiguous().view(self.batch, -1, math.prod(g.shape[-2:]))
         if each.shape[1] > 1:
             return torch.sum(each, 1, out=out)
         rows = each[:, 0]
