@@ -42,8 +42,8 @@ class CirculantSite(RecordSite):
         return (int(outs * block),)
 
     def record_of(self, x: Tensor, g: Tensor) -> CirculantGradients:
-        each = (t.reshape(self.batch, -1, *t.shape[-2:]) for t in (x, g))
-        return recorded.gradients_of(*each, self.convention)
+        inputs, gradients = (t.reshape(self.batch, -1, *t.shape[-2:]) for t in (x, g))
+        return recorded.gradients_of(inputs, gradients, self.convention)
 
     def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
         each = g.contiguous().view(self.batch, -1, math.prod(g.shape[-2:]))

@@ -313,14 +313,15 @@ def _whitened_bins(
     x: Tensor, g: Tensor, matrix: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid = Grid(plan, plan.size, None)
-    x_bins, g_bins, *of_maps = _bins(x, g, grid, band)
+    x_bins, g_bins, x_squares, g_squares = _bins(x, g, grid, band)
     made = plan_for(plan, matrix, band, x.dtype)
     squares = spectral_whitened(
         planes(x),
         planes(g),
         x_bins,
         g_bins,
-        *of_maps,
+        x_squares,
+        g_squares,
         made.even,
         made.odd,
         made.odd_from,
