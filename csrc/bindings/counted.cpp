@@ -116,6 +116,39 @@ py::tuple quadratic(bool wide, Address z, Address targets, int form, const py::b
   });
 }
 
+// tensors, numbers, sizes: in the order of cpu::Descend.
+py::tuple descend(bool wide, const Addresses& tensors, int form, const std::vector<double>& numbers,
+                  const std::vector<Size>& sizes) {
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using T = decltype(zero);
+      counted::descend(cpu::Descend<T>{pointer<T>(tensors[0]),
+                                       pointer<T>(tensors[1]),
+                                       pointer<std::int32_t>(tensors[2]),
+                                       pointer<const T>(tensors[3]),
+                                       pointer<const T>(tensors[4]),
+                                       pointer<const std::int64_t>(tensors[5]),
+                                       static_cast<CoefForm>(form),
+                                       numbers[0],
+                                       numbers[1],
+                                       numbers[2],
+                                       pointer<const T>(tensors[6]),
+                                       pointer<const std::int32_t>(tensors[7]),
+                                       pointer<const std::int16_t>(tensors[8]),
+                                       numbers[3],
+                                       numbers[4],
+                                       sizes[0],
+                                       sizes[1],
+                                       sizes[2],
+                                       sizes[3],
+                                       sizes[4],
+                                       sizes[5],
+                                       sizes[6],
+                                       sizes[7]});
+    });
+  });
+}
+
 py::tuple clip_factors(bool wide, const Addresses& squares, Size batch, double max_norm,
                        double scale, bool automatic, Address norms, Address factors) {
   std::vector<const double*> parts;
@@ -158,6 +191,7 @@ void add_counted(py::module_& m) {
   m.def("update_tensors", &update_tensors);
   m.def("perturb", &perturb);
   m.def("quadratic", &quadratic);
+  m.def("descend", &descend);
   m.def("clip_factors", &clip_factors);
   m.def("randomize_symbols", &randomize_symbols);
 }

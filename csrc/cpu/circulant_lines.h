@@ -136,10 +136,33 @@ struct Blocks {
       reinterpret_cast<V*>(to + kWide)[v] = __builtin_shuffle(left, right, second);
     }
   }
+  template <bool kAdd>
+  static DPK_INLINE void turn_pairs_back(const F* from, F* to) {
+    using Mask = Vector<std::conditional_t<sizeof(F) == 4, std::int32_t, std::int64_t>, kLanes>;
+    Mask low, high;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      low[i] = i / 2 + i % 2 * kLanes;
+      high[i] = low[i] + kLanes / 2;
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const V first = reinterpret_cast<const V*>(from)[v];
+      const V second = reinterpret_cast<const V*>(from + kWide)[v];
+      V pairs[2] = {__builtin_shuffle(first, second, low), __builtin_shuffle(first, second, high)};
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        F* const at = to + (2 * v + i) * kLanes;
+        if (kAdd) pairs[i] += load<V>(at);
+        __builtin_memcpy(at, &pairs[i], sizeof(V));
+      }
+    }
+  }
   // The way back, added to what is there or in its place.
   template <bool kAdd>
   static DPK_INLINE void turn_out(const F* from, std::int64_t count, std::int64_t width, F* to,
                                   std::int64_t step) {
+    if (width == 2 && step == 2 && count == kWide) return turn_pairs_back<kAdd>(from, to);
     for (std::int64_t row = 0; row < count; row += 4) {
       const int used = static_cast<int>(std::min<std::int64_t>(4, count - row));
       std::int64_t a = 0;
@@ -208,10 +231,22 @@ struct Blocks {
   // What folding needs, and the way back.
   static std::int64_t room(const Lines<F>& lines) { return 4 * lines.K * kWide; }
 
-  // Spectra of blocks [d, kWide]: cosine and sine sums of frequency k at `to + k * step`.
+  // to0 and to1 = `scale` times the sum and the difference of two entries.
+  static DPK_INLINE void butterfly(const F* from0, const F* from1, F scale, F* to0, F* to1) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const V first = reinterpret_cast<const V*>(from0)[v];
+      const V second = reinterpret_cast<const V*>(from1)[v];
+      reinterpret_cast<V*>(to0)[v] = scale * (first + second);
+      reinterpret_cast<V*>(to1)[v] = scale * (first - second);
+    }
+  }
+  // Spectra of blocks [d, kWide]: cosine and sine sums of frequency k at `to + k * step`. Real
+  // frequencies may have no sine sums.
   static DPK_INLINE void transform(const Lines<F>& lines, const F* from, F* room, F* to,
                                    std::int64_t step) {
     const std::int64_t d = lines.d, K = lines.K;
+    if (d == 2) return butterfly(from, from + kWide, F{1}, to, to + step);
     const V* const at = reinterpret_cast<const V*>(from);
     V* const even = reinterpret_cast<V*>(room);
     V* const odd = even + K * kVectors;
@@ -229,6 +264,7 @@ struct Blocks {
   static DPK_INLINE void transform_back(const Lines<F>& lines, const F* from, std::int64_t step,
                                         F* room, F* to) {
     const std::int64_t d = lines.d, K = lines.K;
+    if (d == 2) return butterfly(from, from + step, F{0.5}, to, to + kWide);
     V* const even = reinterpret_cast<V*>(room);
     V* const odd = even + K * kVectors;
     for (std::int64_t k = 0; k < K; ++k) {

@@ -100,28 +100,53 @@ struct Circulant : circulant::Blocks<F, kBytes> {
     }
   }
 
-  // Spectra of `count` consecutive blocks, one by one: frequency k of a block stands at
-  // to[k * step + place()], the cosine sum first, the sine sum times `sign` `behind` it. `place` is
-  // asked once for every block, in turn.
-  template <class Place>
+  // Where the spectra of consecutive blocks go, `columns` of them in a row: frequency k of column j
+  // of row i to k * step + i * between + j, if one panel holds a row, the sine sum `behind` that.
+  struct Places {
+    std::int64_t columns, step, between, behind;
+    std::int64_t panel, panel_step;  // columns of a panel, and what is between two
+  };
+
+  // Spectra of `count` consecutive blocks, with sine sums times `sign`.
   static DPK_INLINE void spectra_of(const Lines<F>& lines, const F* from, std::int64_t count,
-                                    F sign, F* room, F* to, std::int64_t step, std::int64_t behind,
-                                    Place place) {
+                                    F sign, F* room, F* to, const Places& places) {
     F* const blocks = room;
     F* const spectra = blocks + lines.d * kWide;
     F* const folded = spectra + 2 * lines.K * kWide;
+    std::int64_t row = 0, column = 0;
     for (std::int64_t first = 0; first < count; first += kWide) {
       const std::int64_t used = std::min<std::int64_t>(kWide, count - first);
-      std::int64_t places[kWide];
-      for (std::int64_t i = 0; i < used; ++i) places[i] = place();
       turn_in(from + first * lines.d, lines.d, used, lines.d, blocks);
       transform(lines, blocks, folded, spectra, 2 * kWide);
-      for (std::int64_t k = 0; k < lines.K; ++k) {
-        const F *const cosines = spectra + 2 * k * kWide, *const sines = cosines + kWide;
-        F* const here = to + k * step;
-        for (std::int64_t i = 0; i < used; ++i) here[places[i]] = cosines[i];
-        if (lines.real(k)) continue;
-        for (std::int64_t i = 0; i < used; ++i) here[places[i] + behind] = sign * sines[i];
+      for (std::int64_t begin = 0; begin < used;) {
+        const std::int64_t in_panel = column % places.panel;
+        const std::int64_t run =
+            std::min({used - begin, places.columns - column, places.panel - in_panel});
+        F* here = to + row * places.between + column / places.panel * places.panel_step + in_panel;
+        const F* cosines = spectra + begin;
+        for (std::int64_t k = 0; k < lines.K; ++k, here += places.step, cosines += 2 * kWide) {
+          for (std::int64_t i = 0; i < run; ++i) here[i] = cosines[i];
+          if (lines.real(k)) continue;
+          for (std::int64_t i = 0; i < run; ++i)
+            here[places.behind + i] = sign * cosines[kWide + i];
+        }
+        begin += run;
+        column += run;
+        if (column == places.columns) column = 0, ++row;
+      }
+    }
+  }
+  // Sums of `rows` rows at each frequency, [row][2][kWide], set to zero; those of sines where there
+  // are any.
+  static DPK_INLINE void clear(const Lines<F>& lines, std::int64_t rows, F* sums,
+                               std::int64_t step) {
+    for (std::int64_t k = 0; k < lines.K; ++k, sums += step) {
+      if (!lines.real(k)) {
+        std::fill(sums, sums + 2 * rows * kWide, F{0});
+        continue;
+      }
+      for (std::int64_t i = 0; i < 2 * rows; i += 2) {
+        std::fill(sums + i * kWide, sums + (i + 1) * kWide, F{0});
       }
     }
   }
@@ -144,7 +169,7 @@ struct Circulant : circulant::Blocks<F, kBytes> {
     for (std::int64_t j = 0; j < call.q; ++j) {
       transform(lines, flat + j * d * kWide, folded, xs + 2 * j * kWide, x_step);
     }
-    std::fill(ys, ys + K * y_step, F{0});
+    clear(lines, call.p, ys, y_step);
     for (std::int64_t k = 0; k < K; ++k) {
       add(lines.real(k), call.p, scalars + 2 * k * call.p * call.q, 2 * call.q, xs + k * x_step,
           2 * kWide, call.q, ys + k * y_step, 2 * kWide);
@@ -171,12 +196,7 @@ void circulant_multiply(const CirculantMultiply<F>& call, int threads) {
     using Of = Circulant<F, width>;
     F* const room = scratch<F, 6>(Of::room_of(lines));
     Of::spectra_of(lines, call.weight, call.p * call.q, static_cast<F>(call.sign), room, scalars,
-                   2 * call.p * call.q, call.q,
-                   [q = call.q, i = std::int64_t{0}, j = std::int64_t{0}]() mutable DPK_INLINE {
-                     const std::int64_t at = 2 * i * q + j;
-                     if (++j == q) j = 0, ++i;
-                     return at;
-                   });
+                   {call.q, 2 * call.p * call.q, 2 * call.q, call.q, call.q, 0});
   });
   std::int64_t wide = 0;
   versioned_by_width([&](auto width) DPK_INLINE { wide = Circulant<F, width>::kWide; });
@@ -206,7 +226,9 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
   F* const xs = scratch<F, 6>(x_size + K * call.p * kRowsTogether * 2);
   F* const gs = xs + x_size;
   if (sparse) std::fill(xs, xs + x_size, F{0});  // lanes behind the last block
-  std::fill(sums, sums + K * panels * call.p * lanes, F{0});
+  versioned_by_width([&](auto width) DPK_INLINE {
+    Circulant<F, width>::clear(lines, panels * call.p, sums, panels * call.p * lanes);
+  });
   std::vector<std::int64_t> rows;
   rows.reserve(static_cast<std::size_t>(call.B * call.T));
   for (std::int64_t row = 0; row < call.B * call.T; ++row) {
@@ -237,6 +259,7 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
             for (std::int64_t k = 0; k < K; ++k) {
               F* const at = gs + (k * call.p + i) * 2 * kRowsTogether + from;
               std::copy_n(spectra + 2 * k * Of::kWide, Of::kWide, at);
+              if (lines.real(k)) continue;
               std::copy_n(spectra + (2 * k + 1) * Of::kWide, Of::kWide, at + kRowsTogether);
             }
           }
@@ -245,14 +268,9 @@ void circulant_add(const CirculantAdd<F>& call, int threads) {
               const F* const x = call.x + rows[static_cast<std::size_t>(first + n)] * call.q * d;
               std::copy(x, x + call.q * d, held + (n - from) * call.q * d);
             }
-            Of::spectra_of(
-                lines, held, (to - from) * call.q, F{1}, room, xs, panels * kRowsTogether * lanes,
-                Of::kWide, [q = call.q, n = from, j = std::int64_t{0}]() mutable DPK_INLINE {
-                  const std::int64_t panel = j / Of::kWide, lane = j % Of::kWide;
-                  const std::int64_t at = (panel * kRowsTogether + n) * 2 * Of::kWide + lane;
-                  if (++j == q) j = 0, ++n;
-                  return at;
-                });
+            Of::spectra_of(lines, held, (to - from) * call.q, F{1}, room, xs + from * lanes,
+                           {call.q, panels * kRowsTogether * lanes, lanes, Of::kWide, Of::kWide,
+                            kRowsTogether * lanes});
             continue;
           }
           for (std::int64_t n = from; n < to; ++n) {

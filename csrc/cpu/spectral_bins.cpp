@@ -1,5 +1,5 @@
-// Retained bins of a layer's operands, without their powers: only columns and tiles of frequencies
-// that hold one are transformed.
+// Retained bins of a layer's operands and the maps' squares, without their powers: only columns and
+// tiles of frequencies that hold a bin are transformed.
 
 #include <algorithm>
 #include <vector>
@@ -33,24 +33,29 @@ std::vector<char> tiles_with_bins(const Maps<F>& maps, const std::int64_t* bins)
 }
 
 template <class F>
-void keep_bins(const Maps<F>& maps, Kept keep, int threads) {
+void keep_bins(const Maps<F>& maps, Kept keep, double* squares, int threads) {
   const std::vector<char> tiles = tiles_with_bins(maps, keep.bins);
   keep.tiles = tiles.data();
+  const auto last = std::find(tiles.rbegin(), tiles.rend(), 1);
+  keep.columns = (tiles.rend() - last + maps.rows.tiles() - 1) / maps.rows.tiles();
   std::int64_t bytes = 0;
   versioned_by_width([&](auto width) DPK_INLINE { bytes = width; });
   const std::int64_t lanes = bytes / static_cast<std::int64_t>(sizeof(F));
   const std::int64_t blocks = (maps.samples + lanes - 1) / lanes;
   parallel_for(blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
-    F* const room = scratch<F, 2>(lanes * (maps.room() + keep.room()));
+    F* const room = scratch<F, 2>(lanes * (maps.room() + keep.room(lanes)));
     F* const kept = room + lanes * maps.room();
-    std::fill(kept, kept + lanes * keep.room(), F{0});
+    if (maps.channels % lanes != 0) std::fill(kept, kept + lanes * keep.room(lanes), F{0});
     for (std::int64_t block = begin; block < end; ++block) {
       const std::int64_t first = block * lanes, used = std::min(lanes, maps.samples - first);
       versioned_by_width([&](auto width) DPK_INLINE {
         using Of = Transform<F, width>;
         using V = typename Of::V;
+        double sums[Of::kLanes] = {};
         Of::template add_channels<false>(maps, &keep, first, used, 0, maps.channels, nullptr,
-                                         reinterpret_cast<V*>(room), reinterpret_cast<V*>(kept));
+                                         reinterpret_cast<V*>(room), reinterpret_cast<V*>(kept),
+                                         sums);
+        std::copy(sums, sums + used, squares + first);
       });
     }
   });
@@ -67,7 +72,8 @@ void run(const SpectralBins<T>& call, int threads) {
                      call.W,
                      Line<F>(call.lines, call.turns),
                      Line<F>(call.lines + 3, columns)};
-  keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, threads);
+  keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, call.squares,
+            threads);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 namespace dpkern::cpu::spectral {
 
 constexpr int kTogether = 5;  // frequencies of a tile: 10 sums of two rows hide the latency of FMA
-constexpr int kKept = 4;      // channels whose retained bins are transposed together
 
 // `count` values, `step` apart, on a circle of `n`.
 template <class F>
@@ -92,10 +91,15 @@ struct Kept {
   const double* turn;        // [R, 4]: Re = t0 A + t1 B, Im = t2 A + t3 B of the bin A - i B
   void* out;                 // of the maps' type
   std::int64_t count, R;
-  const char* tiles = nullptr;  // [columns, tiles of a column]: whether a tile has a bin, or null
+  // Without powers: whether a tile holds a bin, [columns, tiles of a column], and how many columns
+  // there are up to the last that does.
+  const char* tiles = nullptr;
+  std::int64_t columns = 0;
 
-  // Vectors of some channels' bins.
-  std::int64_t room() const { return 2 * kKept * count; }
+  // Vectors of one channel's bins, an odd number as that of a transformed column.
+  std::int64_t plane() const { return 2 * count | 1; }
+  // Those of as many channels as a vector has lanes.
+  std::int64_t room(std::int64_t lanes) const { return lanes * plane(); }
 };
 
 }  // namespace dpkern::cpu::spectral

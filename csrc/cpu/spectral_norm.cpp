@@ -123,8 +123,8 @@ void add_block(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* kee
                std::int64_t lanes, std::int64_t first, std::int64_t used, Sums* sums) {
   const Maps<F>&x = plan.x, &g = plan.g;
   const std::int64_t need[] = {std::max(x.room(), g.room()), 2 * x.slots(), 2 * g.slots(),
-                               keep == nullptr ? 0 : keep[0].room(),
-                               keep == nullptr ? 0 : keep[1].room()};
+                               keep == nullptr ? 0 : keep[0].room(lanes),
+                               keep == nullptr ? 0 : keep[1].room(lanes)};
   F* parts[5];
   F* next = scratch<F, 2>(lanes * (need[0] + need[1] + need[2] + need[3] + need[4]));
   for (int i = 0; i < 5; ++i) parts[i] = next, next += lanes * need[i];

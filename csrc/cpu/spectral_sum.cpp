@@ -17,7 +17,7 @@ namespace {
 using ghost::load;
 using ghost::scratch;
 
-constexpr std::int64_t kChunk = 16;  // broadcast channels that share one pass over the bins
+constexpr std::int64_t kChunk = 32;  // broadcast channels that share one pass over the bins
 
 // Bins [K, B, 2, channels] of one operand, of which a group has `used` channels from `first` on.
 template <class F>
@@ -78,18 +78,18 @@ struct BinsSum {
     }
   }
 
-  // Taps of broadcast channels [begin, end) and all lanes, [lane blocks, taps, kChunk].
+  // Taps of broadcast channels [begin, end) and all lanes, [lane blocks, taps, chunk].
   static DPK_INLINE void add(const std::vector<Sample<F>>& samples, const Bins<F>& rows,
                              const Bins<F>& lanes, F sign, const F* turns, std::int64_t count,
-                             Range range, V* taps) {
+                             Range range, std::int64_t chunk, V* taps) {
     for (std::int64_t k = 0; k < rows.K; ++k) {
       const F *const cosines = turns + 2 * k * count, *const sines = cosines + count;
       for (std::int64_t lane = 0; lane < lanes.used; lane += kLanes) {
-        V* const block = taps + lane / kLanes * count * kChunk;
+        V* const block = taps + lane / kLanes * count * chunk;
         const auto add_rows = [&](auto size, std::int64_t row) DPK_INLINE {
           add_bin<size>(samples, rows.at(k) + row, rows.channels, lanes.at(k) + lane,
                         lanes.channels, sign, cosines, sines, count, block + row - range.begin,
-                        kChunk);
+                        chunk);
         };
         std::int64_t row = range.begin;
         for (; row + kRows <= range.end; row += kRows) {
@@ -134,13 +134,16 @@ void spectral_bins_sum(const SpectralBinsSum<F>& call, int threads) {
       at[taps + t] = static_cast<F>(call.sines[t * call.K + k]);
     }
   }
-  const std::int64_t used = turned ? ins : outs, chunks = (used + kChunk - 1) / kChunk;
+  const std::int64_t used = turned ? ins : outs;
+  // Fewer if threads would have nothing to do.
+  const std::int64_t chunk = std::min(used, call.groups < threads ? kChunk / 2 : kChunk);
+  const std::int64_t chunks = (used + chunk - 1) / chunk;
   parallel_for(call.groups * chunks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t lane_count = turned ? outs : ins, room = vectors(lane_count) * taps * kChunk;
+    const std::int64_t lane_count = turned ? outs : ins, room = vectors(lane_count) * taps * chunk;
     F* const sums = scratch<F, 3>(room * vector);
     for (std::int64_t piece = begin; piece < end; ++piece) {
-      const std::int64_t group = piece / chunks, first = piece % chunks * kChunk;
-      const Range range{first, std::min(used, first + kChunk)};
+      const std::int64_t group = piece / chunks, first = piece % chunks * chunk;
+      const Range range{first, std::min(used, first + chunk)};
       const Bins<F> x{call.x_bins, x_last.data(), call.K, 2 * call.B * call.C,
                       call.C,      group * ins,   ins};
       const Bins<F> g{call.g_bins, g_last.data(), call.K, 2 * call.B * call.O,
@@ -149,15 +152,15 @@ void spectral_bins_sum(const SpectralBinsSum<F>& call, int threads) {
       versioned_by_width([&](auto width) DPK_INLINE {
         using Of = BinsSum<F, width>;
         Of::add(samples, turned ? x : g, turned ? g : x, turned ? F{-1} : F{1}, turns.data(), taps,
-                range, reinterpret_cast<typename Of::V*>(sums));
+                range, chunk, reinterpret_cast<typename Of::V*>(sums));
       });
       for (std::int64_t lane = 0; lane < lane_count; ++lane) {
         for (std::int64_t row = range.begin; row < range.end; ++row) {
           const std::int64_t out = group * outs + (turned ? lane : row), in = turned ? row : lane;
           F* const to = call.out + (out * ins + in) * taps;
           const F* const from =
-              sums + (lane / vector * taps * kChunk + row - first) * vector + lane % vector;
-          for (std::int64_t t = 0; t < taps; ++t) to[t] += from[t * kChunk * vector];
+              sums + (lane / vector * taps * chunk + row - first) * vector + lane % vector;
+          for (std::int64_t t = 0; t < taps; ++t) to[t] += from[t * chunk * vector];
         }
       }
     }

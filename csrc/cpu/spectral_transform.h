@@ -75,6 +75,30 @@ struct Transform {
     x[2] = __builtin_shufflevector(high0, high1, pairs(l, 0)...);
     x[3] = __builtin_shufflevector(high0, high1, pairs(l, 2)...);
   }
+  // Quarters 0, 2, ... of both vectors, and quarters 1, 3, ...
+  template <class W, int... l>
+  static DPK_INLINE void unzip(W& a, W& b, std::integer_sequence<int, l...>) {
+    constexpr auto at = [](int lane, int from) { return (2 * (lane / 4) + from) * 4 + lane % 4; };
+    const W even = __builtin_shufflevector(a, b, at(l, 0)...);
+    b = __builtin_shufflevector(a, b, at(l, 1)...);
+    a = even;
+  }
+  // Entry i of vector j to entry j of vector i, for as many vectors as lanes: whole lines of the
+  // cache on either side.
+  template <class W>
+  static DPK_INLINE void transpose_all(W* x) {
+    using Lanes = std::make_integer_sequence<int, kLanes>;
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; i += 4) transpose<W>(x + i, Lanes{});
+#pragma GCC unroll 2
+    for (int apart = 4; apart < kLanes; apart *= 2) {
+#pragma GCC unroll 2
+      for (int begin = 0; begin < kLanes; begin += 2 * apart) {
+#pragma GCC unroll 8
+        for (int i = begin; i < begin + apart; ++i) unzip<W>(x[i], x[i + apart], Lanes{});
+      }
+    }
+  }
   template <class H, int... l>
   static DPK_INLINE auto joined(H a, H b, std::integer_sequence<int, l...>) {
     return __builtin_shufflevector(a, b, l...);
@@ -102,7 +126,18 @@ struct Transform {
     } else {
       if (columns < 4) return load_entries(from, samples, columns, to);
       using W = Vector<float, kLanes>;
-      for (std::int64_t column = 0; column < columns; column += 4) {
+      std::int64_t column = 0;
+      if constexpr (kLanes > 4) {
+        for (; column + kLanes <= columns; column += kLanes) {
+          W x[kLanes];
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) x[i] = load<W>(from + column + samples[i]);
+          transpose_all<W>(x);
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) to[column + i] = __builtin_convertvector(x[i], V);
+        }
+      }
+      for (; column < columns; column += 4) {
         const std::int64_t first = std::min(column, columns - 4);
         W x[4];
 #pragma GCC unroll 4
@@ -164,10 +199,13 @@ struct Transform {
     return room;
   }
 
-  // U and V of two folded rows.
-  static DPK_INLINE void transform_rows(const Line<F>& line, const Room& room, V* to0, V* to1) {
+  // U and V of two folded rows, of the first `columns` frequencies, or of all.
+  template <bool kAll>
+  static DPK_INLINE void transform_rows(const Line<F>& line, const Room& room, std::int64_t columns,
+                                        V* to0, V* to1) {
     const F* table = line.table.data();
     line.each_tile([&](std::int64_t first, int size) DPK_INLINE {
+      if (!kAll && first >= columns) return;
       with_size(size, [&](auto count) DPK_INLINE {
         constexpr int kCount = count;
         const std::int64_t high = line.n / 2;
@@ -195,6 +233,7 @@ struct Transform {
             const V sign1 = sines ? odd[i][1] - even[i][1] : even[i][1] - odd[i][1];
             out0[k] = even[i][0] + odd[i][0];
             out1[k] = even[i][1] + odd[i][1];
+            if (!kAll && high - first - i >= columns) continue;
             out0[m] = sign0;
             out1[m] = sign1;
           }
@@ -219,12 +258,12 @@ struct Transform {
     }
     if (bins != nullptr) {
       if (bins[0] >= 0) {
-        kept[bins[0] * 2 * kKept] = a - b;
-        kept[(bins[0] * 2 + 1) * kKept] = c + d;
+        kept[bins[0] * 2] = a - b;
+        kept[bins[0] * 2 + 1] = c + d;
       }
       if (bins[1] >= 0) {
-        kept[bins[1] * 2 * kKept] = a + b;
-        kept[(bins[1] * 2 + 1) * kKept] = c - d;
+        kept[bins[1] * 2] = a + b;
+        kept[bins[1] * 2 + 1] = c - d;
       }
     }
   }
@@ -294,20 +333,40 @@ struct Transform {
     });
   }
 
-  // Add the powers of one map to `powers [slots, 2]`.
+  static DPK_INLINE V square_of(const V* row, std::int64_t count) {
+    V sums[4] = {};
+    std::int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) sums[j] += row[i + j] * row[i + j];
+    }
+    for (; i < count; ++i) sums[0] += row[i] * row[i];
+    return sums[0] + sums[1] + (sums[2] + sums[3]);
+  }
+
+  // Add the powers of one map to `powers [slots, 2]`. Without powers, return its square;
+  // frequencies along the rows end with the last that is kept.
   template <bool kPowers>
-  static DPK_INLINE void add_map(const Maps<F>& maps, const std::int64_t* samples, const Room& room,
-                                 V* powers, const std::int64_t* bins, V* kept, const char* tiles) {
+  static DPK_INLINE V add_map(const Maps<F>& maps, const std::int64_t* samples, const Room& room,
+                              V* powers, const Kept* keep, V* kept) {
     const Line<F>&rows = maps.rows, &columns = maps.columns;
     const std::int64_t centre = rows.count / 2, paired = (rows.count - 1) / 2;
     const std::int64_t odd = 2 * room.part;
     const bool unpaired = paired < rows.half;
+    const std::int64_t used = kPowers ? columns.n / 2 + 1 : keep->columns;
+    V square{};
     // The centre, together with the first of an even number of rows, then pairs of rows.
     V* const last = room.columns + rows.place(rows.half);
     for (std::int64_t j = 0; j <= paired; ++j) {
       const std::int64_t partner = j > 0 || !unpaired ? centre - j : 0;
-      load_row(maps, samples, centre + j, room.rows[0]);
-      load_row(maps, samples, partner, room.rows[1]);
+#pragma GCC unroll 1
+      for (int i = 0; i < 2; ++i) {
+        load_row(maps, samples, i == 0 ? centre + j : partner, room.rows[i]);
+      }
+      if constexpr (!kPowers) {
+        square += square_of(room.rows[0], columns.count);
+        if (j > 0 || unpaired) square += square_of(room.rows[1], columns.count);
+      }
       if (j > 0) {
         for (std::int64_t i = 0; i < columns.count; ++i) {
           const V x = room.rows[0][i], y = room.rows[1][i];
@@ -317,13 +376,9 @@ struct Transform {
       }
       for (int i = 0; i < 2; ++i) fold(columns, room.rows[i], room.cosines[i], room.sines[i]);
       V* const to = room.columns + rows.place(j);
-      transform_rows(columns, room, to, j > 0 ? to + odd : unpaired ? last : to);
+      transform_rows<kPowers>(columns, room, used, to, j > 0 ? to + odd : unpaired ? last : to);
     }
-    for (std::int64_t k = 0; k < columns.n / 2 + 1; ++k) {
-      const char* const mine = kPowers ? tiles : tiles + k * rows.tiles();
-      if (!kPowers && !std::any_of(mine, mine + rows.tiles(), [](char any) { return any != 0; })) {
-        continue;
-      }
+    for (std::int64_t k = 0; k < used; ++k) {
       if (unpaired) {
         V* const end = last + k * room.plane;
         end[odd] = -end[0];
@@ -332,58 +387,81 @@ struct Transform {
       const std::int64_t slot = 2 * k * rows.slots;
       transform_column<kPowers>(rows, room.columns + k * room.plane, room.part,
                                 kPowers ? powers + slot : powers,
-                                bins == nullptr ? bins : bins + slot, kept, mine);
+                                keep == nullptr ? nullptr : keep->bins + slot, kept,
+                                kPowers ? nullptr : keep->tiles + k * rows.tiles());
     }
+    return square;
   }
 
-  // Write the retained bins of up to kKept channels from `channel` on, for `used` samples.
+  // Write the retained bins of up to kLanes channels from `channel` on, for `used` samples.
   template <class T>
   static DPK_INLINE void write_bins(const Kept& keep, const Maps<F>& maps, const V* kept,
                                     std::int64_t first, std::int64_t used, std::int64_t channel) {
-    const std::int64_t channels = std::min<std::int64_t>(kKept, maps.channels - channel);
+    const std::int64_t channels = std::min<std::int64_t>(kLanes, maps.channels - channel);
     const std::int64_t step = 2 * maps.channels;
     for (std::int64_t i = 0; i < 2 * keep.R; ++i) {
       const std::int64_t r = i / 2, part = i % 2;
-      const V* const re = kept + keep.from[r] * 2 * kKept;
+      const V* const re = kept + keep.from[r] * 2;
       const F s = static_cast<F>(keep.turn[2 * i]), t = static_cast<F>(keep.turn[2 * i + 1]);
-      V x[kKept];
-#pragma GCC unroll 4
-      for (std::int64_t c = 0; c < kKept; ++c) {
-        x[c] = s * re[c];
-        x[c] += t * re[kKept + c];
-      }
       T* const to = static_cast<T*>(keep.out) +
                     ((r * maps.samples + first) * 2 + part) * maps.channels + channel;
-      if constexpr (kLanes >= 4) {
+      write_bin<T>(re, keep.plane(), s, t, channels, used, to, step);
+    }
+  }
+  // One part of a bin: s times what `re` holds and t times what stands behind it.
+  template <class T>
+  static DPK_INLINE void write_bin(const V* re, std::int64_t plane, F s, F t, std::int64_t channels,
+                                   std::int64_t used, T* to, std::int64_t step) {
+    const auto turned = [&](std::int64_t c) DPK_INLINE {
+      V x = s * re[c * plane];
+      x += t * re[c * plane + 1];
+      return x;
+    };
+    if constexpr (kLanes >= 4) {
+      if (channels == kLanes) {
+        V x[kLanes];
+#pragma GCC unroll 16
+        for (int c = 0; c < kLanes; ++c) x[c] = turned(c);
+        transpose_all<V>(x);
+        for (std::int64_t b = 0; b < used; ++b) {
+          const auto line = __builtin_convertvector(x[b], Vector<T, kLanes>);
+          __builtin_memcpy(to + b * step, &line, sizeof(line));
+        }
+        return;
+      }
+      for (std::int64_t begin = 0; begin < channels; begin += 4) {
+        V x[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) x[c] = turned(begin + c);
         transpose<V>(x, std::make_integer_sequence<int, kLanes>{});
-        with_size(static_cast<int>(channels), [&](auto count) DPK_INLINE {
-          constexpr int kCount = count < kKept ? count : kKept;
+        with_size(static_cast<int>(channels - begin), [&](auto count) DPK_INLINE {
+          constexpr int kCount = count < 4 ? count : 4;
           for (std::int64_t b = 0; b < used; ++b) {
             const F* const quad = reinterpret_cast<const F*>(x + b % 4) + b / 4 * 4;
 #pragma GCC unroll 4
             for (int c = 0; c < kCount; ++c) {
-              to[b * step + c] = static_cast<T>(quad[c]);
+              to[b * step + begin + c] = static_cast<T>(quad[c]);
             }
           }
         });
-        continue;
       }
-      for (std::int64_t b = 0; b < used; ++b) {
-        for (std::int64_t c = 0; c < channels; ++c) {
-          to[b * step + c] = static_cast<T>(reinterpret_cast<const F*>(x + c)[b]);
-        }
+    } else {
+      for (std::int64_t c = 0; c < channels; ++c) {
+        const V x = turned(c);
+        for (std::int64_t b = 0; b < used; ++b) to[b * step + c] = static_cast<T>(x[b]);
       }
     }
   }
 
   // powers [slots, 2] of channels [begin, end) of `used` samples from `first` on; lanes without a
-  // sample hold the last. Without powers, bins alone are kept.
+  // sample hold the last. Without powers, bins alone are kept, and `squares [kLanes]` are added to.
   template <bool kPowers>
   static DPK_INLINE void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first,
                                       std::int64_t used, std::int64_t begin, std::int64_t end,
-                                      V* powers, V* from, V* kept) {
+                                      V* powers, V* from, V* kept, double* squares = nullptr) {
     const Room room = make_room(from, maps.rows, maps.columns);
     const std::int64_t size = maps.height * maps.width;
+    const std::int64_t plane = keep == nullptr ? 0 : keep->plane();
     if constexpr (kPowers) {
       for (std::int64_t i = 0; i < 2 * maps.slots(); ++i) powers[i] = V{};
     }
@@ -393,10 +471,13 @@ struct Transform {
         const std::int64_t b = std::min(first + i, first + used - 1);
         samples[i] = (b * maps.channels + c) * size;
       }
-      add_map<kPowers>(maps, samples, room, powers, keep == nullptr ? nullptr : keep->bins,
-                       kept + c % kKept, kPowers ? nullptr : keep->tiles);
-      if (keep != nullptr && (c % kKept == kKept - 1 || c + 1 == maps.channels)) {
-        const std::int64_t from_channel = c / kKept * kKept;
+      const V square =
+          add_map<kPowers>(maps, samples, room, powers, keep, kept + c % kLanes * plane);
+      if constexpr (!kPowers) {
+        for (int i = 0; i < kLanes; ++i) squares[i] += static_cast<double>(square[i]);
+      }
+      if (keep != nullptr && (c % kLanes == kLanes - 1 || c + 1 == maps.channels)) {
+        const std::int64_t from_channel = c / kLanes * kLanes;
         if (maps.narrow) {
           write_bins<float>(*keep, maps, kept, first, used, from_channel);
         } else {

@@ -408,16 +408,19 @@ double square_of_maps(const F* from, std::int64_t channels, std::int64_t height,
 template <class F>
 double from_above(const SpectralWhitened<F>& call, std::int64_t b, double square,
                   const Powers& powers) {
-  const double x_square = square_of_maps(call.x + b * call.C * call.H * call.W, call.C, call.H,
-                                         call.W, call.rows, call.columns);
-  const double g_square =
-      square_of_maps(call.g + b * call.O * call.Y * call.X, call.O, call.Y, call.X, call.Y, call.X);
+  double x_square = call.x_squares[b], g_square = call.g_squares[b];
   constexpr bool kNarrow = sizeof(F) == 4;
   constexpr double kLeast = kNarrow ? 0x1p-80 : 0x1p-400, kMost = kNarrow ? 0x1p100 : 0x1p400;
-  constexpr double kSums = 1 + 0x1p-10;  // powers are summed in F
-  const double x_norm = std::sqrt(x_square), g_norm = std::sqrt(g_square);
+  constexpr double kSums = 1 + 0x1p-10;  // powers and squares of maps are summed in F
   const bool in_range = x_square >= kLeast && g_square >= kLeast && x_square <= kMost &&
                         g_square <= kMost && square - square == 0;
+  if (!in_range) {  // in double, in which nothing is lost
+    x_square = square_of_maps(call.x + b * call.C * call.H * call.W, call.C, call.H, call.W,
+                              call.rows, call.columns);
+    g_square = square_of_maps(call.g + b * call.O * call.Y * call.X, call.O, call.Y, call.X, call.Y,
+                              call.X);
+  }
+  const double x_norm = std::sqrt(x_square), g_norm = std::sqrt(g_square);
   double norm = 0;
   if (in_range) {
     const double bins =

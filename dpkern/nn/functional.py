@@ -47,8 +47,10 @@ def circulant_matrix(weight: Tensor, convention: str = "row") -> Tensor:
     return weight[:, :, lags].transpose(1, 2).reshape(p * d, q * d)
 
 
-def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Tensor:
-    """Multiply by circulant blocks: ``y_i = sum_j W_ij x_j``.
+def circulant_product(
+    x: Tensor, weight: Tensor, convention: str = "row", bias: Tensor | None = None
+) -> Tensor:
+    """Multiply by circulant blocks: ``y_i = sum_j W_ij x_j + b_i``.
 
     In the row convention a block is a correlation, ``F(y_i) = sum_j conj(F(w_ij)) F(x_j)`` with the
     unnormalised transform; in the column convention a convolution, without the conjugate.
@@ -57,6 +59,7 @@ def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Ten
         x: ``[..., q, d]``, floating.
         weight: ``[p, q, d]``.
         convention: ``row`` or ``column``.
+        bias: ``[p d]``, or None.
 
     Returns:
         ``[..., p, d]``.
@@ -67,8 +70,10 @@ def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Ten
     Source: GReDP (17)-(18), with the conjugate that the printed product lacks in the row
     convention; CirCNN, Ding et al. 2017, for the column convention.
     """
-    if has_torch_function((x, weight)):
-        found: Tensor = handle_torch_function(circulant_product, (x, weight), x, weight, convention)
+    if has_torch_function((x, weight, bias)):
+        found: Tensor = handle_torch_function(
+            circulant_product, (x, weight, bias), x, weight, convention, bias
+        )
         return found
     choice(CONVENTIONS, convention=convention)
     if weight.dim() != 3 or x.dim() < 2 or x.shape[-2:] != weight.shape[1:]:
@@ -94,7 +99,8 @@ def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Ten
         xs, ws = torch.fft.rfft(_transformable(rows)), torch.fft.rfft(_transformable(weight))
         ys = torch.einsum("nqk,pqk->npk", xs, ws.conj() if convention == "row" else ws)
         product = torch.fft.irfft(ys, n=d).to(torch.promote_types(x.dtype, weight.dtype))
-    return product.reshape(*x.shape[:-2], p, d)
+    product = product.reshape(*x.shape[:-2], p, d)
+    return product if bias is None else product + bias.view(p, d)
 
 
 def _is_plain(*tensors: Tensor) -> bool:
@@ -152,8 +158,9 @@ def circulant_linear(
         )
     padded = F.pad(x, (0, missing)) if missing else x
     blocks = padded.reshape(*padded.shape[:-1], q, d)
-    y = circulant_product(blocks, weight, convention).flatten(-2)
-    y = y if size == p * d else y[..., :size]
+    if size == p * d:
+        return circulant_product(blocks, weight, convention, bias).flatten(-2)
+    y = circulant_product(blocks, weight, convention).flatten(-2)[..., :size]
     return y if bias is None else y + bias
 
 

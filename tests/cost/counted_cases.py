@@ -309,6 +309,29 @@ def quadratic(rng: random.Random) -> Call:
     return Call(coef.quadratic, (torch.randn_like(x), x), given)
 
 
+def descend(rng: random.Random) -> Call:
+    """Runs of which none stops; one in ten has nothing to do."""
+    runs, users, steps = rng.randrange(3), rng.choice((1, 1, 2)), rng.choice((0, 1, 3, 4))
+    n, code = rng.choice((1, 5, 14, 16, 17, 33)), rng.choice((1, 7, 8, 9, 17))
+    records, dtype = rng.randrange(1, 6), rng.choice(FLOATS)
+    tables = [torch.rand(rng.choice((1, runs)), records, n, dtype=dtype) for _ in range(2)]
+    order = torch.randint(records, (runs, steps, users))
+    given: dict[str, Any] = {"form": rng.choice(coef.FORMS), "lr": 0.05, "constant": 0.25}
+    if rng.random() < 0.5:
+        given["added"] = 0.1 * torch.randn(runs, steps, users, n, dtype=dtype)
+    if rng.random() < 0.7:
+        size = (runs, steps, 2, users, n)
+        given["draws"] = torch.randint(-(1 << 16), 1 << 16, size, dtype=torch.int32)
+        given["rounding"] = torch.randint(-(1 << 15), 1 << 15, size, dtype=torch.int16)
+        given |= {"scale": 0.7, "growth": rng.choice((0.0, 0.3))}
+    written = [
+        torch.randn(runs, users, n, code, dtype=dtype) / 4,
+        torch.randn(runs, users, code, n, dtype=dtype) / 4,
+        torch.zeros(runs, dtype=torch.int32),
+    ]
+    return Call(coef.descend, (*written, *tables, order), given, outputs=written)
+
+
 def expanded(rng: random.Random) -> Call:
     records, width = rng.choice((0, 3, 16, 19)), rng.choice((0, 1, 5, 17))
     classes, dtype = rng.choice((0, 1, 3)), rng.choice(FLOATS)
@@ -324,7 +347,7 @@ COUNTED = {
     make.__name__: make
     for make in (
         *(keystream, lattice_draws, source_draws, rounding_bits, add_noise),
-        *(step, clip_factors, randomize, perturb, quadratic),
+        *(step, clip_factors, randomize, perturb, quadratic, descend),
     )
 }
 """Ops with a counted kernel."""

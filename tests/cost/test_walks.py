@@ -96,7 +96,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
 """Per op and line: torch's operations in the reference. ``mul:2`` are those of a matrix, ``mul 1:``
 all but the first; two lines with a comma between them are taken together."""
 
-FORMULAS = {"coef.descend", "coef.expanded", "ghost.embedding_norm", "ghost.group_norm_backward"}
+FORMULAS = {"coef.expanded", "ghost.embedding_norm", "ghost.group_norm_backward"}
 FORMULAS |= {"ghost.linear_sum_error", "ghost.conv_sum_error", "ghost.tied_sum_error"}
 FORMULAS |= {"ghost.embedding_integer_sum", "ghost.tied_integer_sum"}
 FORMULAS |= {"spectral.whitened_bins"}

@@ -194,7 +194,7 @@ std::int64_t test_norm(int threads, const std::string& setting) {
   };
   std::int64_t cases = 0;
   for (const std::int64_t batch : {1, 5, 19}) {
-    const std::int64_t ins = 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
+    const std::int64_t ins = batch == 5 ? 17 : 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
     const auto x = normals<T>(batch * ins * H * W, 7), g = normals<T>(batch * outs * Y * X, 8);
     const std::vector<std::int64_t> lines{kP, H, 1, kQ, W, 1, kP, Y, 1, kQ, X, 1};
     const auto turns = turns_of(lines);
@@ -226,14 +226,20 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = kSlots;
       cpu::spectral_norm<T>(call, threads);
       std::vector<T> alone(x_bins.size());
+      std::vector<double> squares(at(batch));
       cpu::SpectralBins<T> only{};
       only.x = inputs.data(), only.lines = lines.data(), only.turns = turns.data();
       only.bin = bins.data(), only.source = from.data(), only.turn = turn.data();
       only.count = 1, only.wide = wide, only.bins = alone.data(), only.B = batch, only.C = ins;
-      only.H = H, only.W = W, only.R = 1;
+      only.H = H, only.W = W, only.R = 1, only.squares = squares.data();
       cpu::spectral_bins<T>(only, threads);
       check(alone == x_bins, "bins without powers" + setting);
       for (std::int64_t b = 0; b < batch; ++b) {
+        double square = 0;
+        for (std::int64_t i = b * ins * H * W; i < (b + 1) * ins * H * W; ++i) {
+          square += static_cast<double>(x[at(i)]) * static_cast<double>(x[at(i)]);
+        }
+        check_close(squares[at(b)], square, 1e-6, "a square of maps" + setting);
         const auto entry = [](const std::vector<T>& maps, std::int64_t map, std::int64_t rows,
                               std::int64_t columns, std::pair<std::int64_t, std::int64_t> p) {
           const bool inside = p.first < rows && p.second < columns;
@@ -330,7 +336,7 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
         const auto x = normals<T>(K * B * 2 * C, 13), g = normals<T>(K * B * 2 * O, 14);
         const auto maps = normals<T>(B * std::max(C, O) * 6, 15);
         const auto even = normals<double>(evens * K, 16), odd = normals<double>(odds * K, 17);
-        std::vector<double> turns, weights(at(K), 0.5), got(at(B));
+        std::vector<double> turns, weights(at(K), 0.5), got(at(B)), norms(at(B), 1);
         for (std::int64_t k = 0; k < K; ++k) {
           turns.push_back(std::cos(static_cast<double>(k)));
           turns.push_back(std::sin(static_cast<double>(k)));
@@ -338,6 +344,7 @@ std::int64_t test_whitened_bins(int threads, const std::string& setting) {
         Shifted<T> inputs(x, 1), gradients(g, 1);
         cpu::SpectralWhitened<T> call{};
         call.x = call.g = maps.data(), call.x_bins = inputs.data();
+        call.x_squares = call.g_squares = norms.data();
         call.g_bins = gradients.data(), call.even = even.data(), call.odd = odd.data();
         call.odd_from = odd_from, call.turns = turns.data(), call.weights = weights.data();
         call.stretch = 1, call.product_error = 1e-6, call.share = 1, call.groups = groups;
@@ -381,7 +388,7 @@ template <class T>
 std::int64_t test_circulant(int threads, const std::string& setting) {
   constexpr std::int64_t B = 19, q = 3, p = 5;
   std::int64_t cases = 0;
-  for (const std::int64_t d : {1, 2, 3, 7, 8, 9, 16, 17}) {
+  for (const std::int64_t d : {1, 2, 3, 4, 7, 8, 9, 16, 17}) {
     const std::int64_t bins = d / 2 + 1;
     std::vector<T> values(at(B * p * d));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>((i * 7 + 3) % 11);

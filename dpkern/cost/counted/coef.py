@@ -58,7 +58,40 @@ def _quadratic(
     return made, tallied(packed)[1]
 
 
+def _descend(
+    encoder: torch.Tensor,
+    decoder: torch.Tensor,
+    stopped: torch.Tensor,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    order: torch.Tensor,
+    *,
+    form: str,
+    lr: float,
+    constant: float = 0.0,
+    limit: float = coef.LOGIT_LIMIT,
+    added: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    rounding: torch.Tensor | None = None,
+    scale: float = 0.0,
+    growth: float = 0.0,
+) -> tuple[None, CountedRun]:
+    written = encoder, decoder, stopped
+    places = [t.data_ptr() for t in (*written, inputs, targets, order)]
+    places += [0 if t is None else t.data_ptr() for t in (added, draws, rounding)]
+    packed = kernels().descend(
+        encoder.dtype is torch.float64,
+        places,
+        COEF_FORMS.code(form),
+        [lr, constant, limit, scale, growth],
+        [*encoder.shape, *inputs.shape[:2], len(targets), order.shape[1]],
+    )
+    increment_version(written)
+    return None, tallied(packed)[1]
+
+
 KERNELS: dict[str, Kernel] = {
     "coef.perturb": _perturb,
     "coef.quadratic": _quadratic,
+    "coef.descend": _descend,
 }

@@ -138,6 +138,8 @@ _CODE = Counts(ADD=1, SUB=1, MUL=4)
 _UPDATE = Counts(MUL=1, SUB=1)
 _GROWN = Counts(ADD=2, MUL=3)
 """The scale of a record, scale + growth c (c / 2 + 2)."""
+_GROWN_FLOPS = 7
+"""Those of the scale, its 1 / u and its cell."""
 
 
 def descend(
@@ -158,6 +160,8 @@ def descend(
     visits, weights, dtype = order.numel(), 2 * encoder.numel(), encoder.dtype
     n, units = encoder.shape[2:]
     entries, codes, products = visits * n, visits * units, visits * n * units
+    if not visits * n * units:
+        return Itemised()
     noisy = 0 if draws is None else 2 * entries
     seen = entries * (2 if added is None else 3)
     read = [(weights + seen, dtype), (visits, order.dtype), (len(stopped), stopped.dtype)]
@@ -180,7 +184,10 @@ def descend(
         flops = noise_forms.release_flops(noisy, dtype) + noisy
         items.append(Item(name="release", counts=counts, flops=flops))
     if noisy and growth:
-        items.append(Item(name="scale of each record", counts=visits * (_GROWN + Counts(DIV=2))))
+        each = _GROWN + noise_forms.units_of(dtype, dtype)
+        items.append(
+            Item(name="scale of each record", counts=visits * each, flops=visits * _GROWN_FLOPS)
+        )
     return Itemised(tuple(items))
 
 

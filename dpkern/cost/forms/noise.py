@@ -172,11 +172,15 @@ def add_noise(
     return made + Itemised(tuple(items))
 
 
+def units_of(dtype: torch.dtype, scale: torch.dtype) -> Counts:
+    """Count 1 / u, rounded down by its bits, and the cell, of one scale in this dtype."""
+    each = Counts(DIV=2, CVT=int(scale is torch.float32))
+    return each + Counts(CVT=3, CMP=1, SUB=1, MUX=1) if dtype is torch.float32 else each
+
+
 def scaled(name: str, count: int, dtype: torch.dtype, scale: torch.Tensor) -> Item:
-    """Count 1 / u, rounded down by its bits, and the cell, for ``count`` scales in this dtype."""
-    each = Counts(DIV=2, LOAD=1, CVT=int(scale.dtype is torch.float32))
-    if dtype is torch.float32:
-        each += Counts(CVT=3, CMP=1, SUB=1, MUX=1)
+    """Count what ``count`` scales in memory take."""
+    each = units_of(dtype, scale.dtype) + Counts(LOAD=1)
     size = count * scale.element_size()
     return Item(name=name, counts=count * each, bytes_read=size, flops=2 * count)
 

@@ -62,6 +62,10 @@ class RecordSite(UseSite):
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         """Return the weight's per-sample gradients."""
 
+    def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
+        """Return the bias' gradients, written to ``out`` if it is not None."""
+        return torch.sum(g.flatten(2), 2, out=out)
+
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
         """Take an output gradient: make the weight's per-sample gradients, and their norms."""
         record = self.record_of(x, g)
@@ -77,7 +81,7 @@ class RecordSite(UseSite):
         rows = None
         if self.bias_part is not None:
             rows = None if self.bias_part.joined else self.bias_rows
-            rows = torch.sum(g.flatten(2), 2, out=rows)
+            rows = self.sum_bias(g, rows)
         versions = (0, 0) if self.kept else (x._version, g._version)
         operands = (None, None) if self.kept else (x, g)
         run.held[self.index] = (*operands, *versions, record, square, rows)

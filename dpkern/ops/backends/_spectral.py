@@ -128,8 +128,8 @@ def spectral_bins(
     count: Index,
     wide: bool,
     bins: Float[Tensor, "R B A C", written],
-) -> None:
-    """Write the retained bins of one operand, whose planes are ``x``.
+) -> Double[Tensor, "squares: B"]:
+    """Write the retained bins of one operand, whose planes are ``x``, and return its squares.
 
     Args:
         x: planes.
@@ -137,7 +137,12 @@ def spectral_bins(
         bin, source, turn, count: its ``Retained`` bins.
         wide: whether to compute in double.
         bins: what was retained.
+
+    Returns:
+        The squares of the rows and columns that outputs use, to 2^-11 of them where they are not
+        beyond the range of the arithmetic.
     """
+    raise NotImplementedError
 
 
 @compiled
@@ -159,6 +164,8 @@ def spectral_whitened(
     g: Float[Tensor, "B O Y X"],
     x_bins: Float[Tensor, "K B A C"],
     g_bins: Float[Tensor, "K B A O"],
+    x_squares: Double[Tensor, "B"],
+    g_squares: Double[Tensor, "B"],
     even: Double[Tensor, "E K"],
     odd: Double[Tensor, "N K"],
     odd_from: Index,
@@ -178,6 +185,7 @@ def spectral_whitened(
     Args:
         x, g: planes of inputs, and of output gradients.
         x_bins, g_bins: their retained bins.
+        x_squares, g_squares: of ``spectral_bins``.
         even, odd, odd_from, turns, weights, stretch, product_error, x_error, g_error, share: of a
             ``WhitenedPlan``.
         groups: of the convolution.
@@ -305,13 +313,15 @@ def _whitened_bins(
     x: Tensor, g: Tensor, matrix: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid = Grid(plan, plan.size, None)
-    x_bins, g_bins = _bins(x, g, grid, band)
+    x_bins, g_bins, x_squares, g_squares = _bins(x, g, grid, band)
     made = plan_for(plan, matrix, band, x.dtype)
     squares = spectral_whitened(
         planes(x),
         planes(g),
         x_bins,
         g_bins,
+        x_squares,
+        g_squares,
         made.even,
         made.odd,
         made.odd_from,
@@ -328,18 +338,20 @@ def _whitened_bins(
     return x_bins, g_bins, squares
 
 
-def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor]:
-    """Return the retained bins of both operands."""
+def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the retained bins of both operands, and the squares of their maps."""
     if not reaches(grid):
-        return _conv_bins(x, g, band=band, plan=grid.layer)[:2]
+        x_bins, g_bins, _ = _conv_bins(x, g, band=band, plan=grid.layer)
+        x_squares, g_squares = (t.flatten(1).double().square().sum(1) for t in (x, g))
+        return x_bins, g_bins, x_squares, g_squares
     made = plan_of(grid)
-    found = []
+    found, squares = [], []
     for maps, keep, line in zip((x, g), retained(grid, band), made.tables.sides, strict=True):
         bins = maps.new_empty(len(keep.source), len(maps), 2, maps.shape[1])
         tables = *line, keep.places, keep.source, keep.turn, keep.count
-        spectral_bins(planes(maps), *tables, made.wide, bins)
+        squares.append(spectral_bins(planes(maps), *tables, made.wide, bins))
         found.append(bins)
-    return found[0], found[1]
+    return found[0], found[1], squares[0], squares[1]
 
 
 @torch.no_grad()
