@@ -35,6 +35,7 @@ constexpr std::int64_t kTriple = kParts * kTile;
 constexpr std::int64_t kBlock = 512;            // entries of the inner dimension at a time, at most
 constexpr std::int64_t kGrain = 2 * kTileRows;  // rows
 constexpr std::int64_t kTogether = 4 * kGrain;  // rows that meet a panel of columns in a cache
+constexpr std::int64_t kAhead = 2;              // rows that are asked for early
 constexpr std::int64_t kUnit = 2 * kColumns;    // columns
 constexpr std::int64_t kSmallest = 1 << 20;     // multiplications worth a thread
 
@@ -81,6 +82,8 @@ DPK_AMX DPK_INLINE inline std::uint32_t pack_rows(const float* from, std::int64_
     const float* const row = from + m * stride;
     std::uint8_t* out = to + m * kTileBytes;
     for (std::int64_t k = 0; k < count; k += kInner, out += kTriple) {
+      _mm_prefetch(row + k + kAhead * stride, _MM_HINT_T0);
+      _mm_prefetch(row + k + kAhead * stride + kTileRows, _MM_HINT_T0);
       Floats x{}, y{};
       if (m < used) x = some(row + k, count - k), y = some(row + k + 16, count - k - 16);
       beyond.look(x), beyond.look(y);
@@ -209,6 +212,7 @@ struct Work {
               kUnit * static_cast<std::int64_t>(sizeof(float))};
     const bool whole = tall == kGrain && (wide == kUnit || wide == kColumns);
     if (whole) {
+      ghost::prefetch_rows<kUnit>(out, kGrain, call.M);
       float* const low = out + kTileRows * call.M;
       to = {{{out, out + kColumns}, {low, low + kColumns}},
             call.M * static_cast<std::int64_t>(sizeof(float))};
