@@ -17,9 +17,7 @@ constexpr std::int64_t kColumns = 16;  // of a tile
 
 }  // namespace
 
-bool by_bfloat(const Matmul<float>& call) {
-  return isa() >= Isa::kAmx && call.K >= kFewest && call.M >= kFewest;
-}
+bool by_bfloat(const Matmul<float>& call) { return isa() >= Isa::kAmx && call.K >= kFewest; }
 
 #if DPK_X86
 
@@ -37,6 +35,7 @@ constexpr std::int64_t kGrain = 2 * kTileRows;  // rows
 constexpr std::int64_t kTogether = 4 * kGrain;  // rows that meet a panel of columns in a cache
 constexpr std::int64_t kAhead = 2;              // rows that are asked for early
 constexpr std::int64_t kUnit = 2 * kColumns;    // columns
+constexpr std::int64_t kWidest = 4096;          // columns that are packed at a time
 constexpr std::int64_t kSmallest = 1 << 20;     // multiplications worth a thread
 
 // Numbers next to the largest float, infinities and NaN.
@@ -188,11 +187,11 @@ DPK_AMX DPK_INLINE inline void multiply(const Square& from, const Square& to,
   if (kWide) _tile_stored(3, to.at[1][1], to.stride);
 }
 
-// One block of the inner dimension: panels of columns behind each other, [tiles of inner].
+// One block of the inner dimension and of columns: panels of these behind each other.
 struct Work {
   const Matmul<float>& call;
   const float* bias;  // filled up to whole units
-  Range inner;
+  Range inner, columns;
   std::int64_t steps;
   const std::uint8_t* right;
 
@@ -201,10 +200,10 @@ struct Work {
                                      std::int64_t column) const {
     const std::int64_t panel = steps * kTriple;
     const std::uint8_t* const below = left + panel;
-    const std::uint8_t* const from = right + column / kColumns * panel;
+    const std::uint8_t* const from = right + (column - columns.begin) / kColumns * panel;
     const std::uint8_t* const next = from + panel;
     const std::int64_t tall = rows.end - rows.begin;
-    const std::int64_t wide = std::min(kUnit, call.M - column);
+    const std::int64_t wide = std::min(kUnit, columns.end - column);
     float* const out = call.out + rows.begin * call.M + column;
     const bool fresh = inner.begin == 0;
     alignas(64) float copy[kGrain][kUnit];
@@ -248,7 +247,7 @@ struct Work {
             count, call.K, left + (row - first) / kTileRows * panel);
       }
       asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
-      for (std::int64_t column = 0; column < call.M; column += kUnit) {
+      for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
         for (std::int64_t row = first; row < end; row += kGrain) {
           add_square(left + (row - first) / kTileRows * panel, {row, std::min(end, row + kGrain)},
                      column);
@@ -263,32 +262,36 @@ struct Work {
 void matmul_by_bfloat(const Matmul<float>& call, int threads,
                       void (*other)(const Matmul<float>&, int)) {
   const int team = useful_threads(call.N * call.K * call.M, kSmallest, threads);
-  const std::int64_t units = (call.M + kUnit - 1) / kUnit;
   const std::int64_t blocks = (call.K + kBlock - 1) / kBlock;
   const std::int64_t most = (call.K + blocks * kInner - 1) / (blocks * kInner);
-  std::uint8_t* const right = scratch<std::uint8_t, 11>(2 * units * most * kTriple);
-  float* const bias = scratch<float, 12>(units * kUnit);
-  std::fill_n(bias, units * kUnit, 0.0f);
+  const std::int64_t filled = ghost::round_up(call.M, kUnit);
+  std::uint8_t* const right =
+      scratch<std::uint8_t, 11>(std::min(filled, kWidest) / kColumns * most * kTriple);
+  float* const bias = scratch<float, 12>(filled);
+  std::fill_n(bias, filled, 0.0f);
   if (call.bias != nullptr) std::copy_n(call.bias, call.M, bias);
   std::vector<std::uint32_t> beyond(
       static_cast<std::size_t>(ghost::round_up(call.N, kGrain) / kTileRows));
-  for (std::int64_t k = 0; k < call.K; k += most * kInner) {
-    const Range inner{k, std::min(call.K, k + most * kInner)};
-    const std::int64_t steps = (inner.end - inner.begin + kInner - 1) / kInner;
-    std::atomic<std::uint32_t> found{0};
-    parallel_for(2 * units, 2, team, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t column = i * kColumns;
-        if (column >= call.M) continue;
-        const auto there = pack_right(call, column, inner, right + i * steps * kTriple);
-        found.fetch_or(there, std::memory_order_relaxed);
-      }
-    });
-    if (found.load() != 0) return other(call, threads);
-    const Work work{call, bias, inner, steps, right};
-    parallel_for(call.N, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
-      work.run({begin, end}, beyond.data());
-    });
+  for (std::int64_t first = 0; first < call.M; first += kWidest) {
+    const Range columns{first, std::min(call.M, first + kWidest)};
+    for (std::int64_t k = 0; k < call.K; k += most * kInner) {
+      const Range inner{k, std::min(call.K, k + most * kInner)};
+      const std::int64_t steps = (inner.end - inner.begin + kInner - 1) / kInner;
+      std::atomic<std::uint32_t> found{0};
+      const std::int64_t panels = (columns.end - columns.begin + kColumns - 1) / kColumns;
+      parallel_for(panels, 2, team, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          std::uint8_t* const to = right + i * steps * kTriple;
+          found.fetch_or(pack_right(call, columns.begin + i * kColumns, inner, to),
+                         std::memory_order_relaxed);
+        }
+      });
+      if (found.load() != 0) return other(call, threads);
+      const Work work{call, bias, inner, columns, steps, right};
+      parallel_for(call.N, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+        work.run({begin, end}, beyond.data());
+      });
+    }
   }
   for (std::int64_t row = 0; row < call.N; ++row) {
     const std::uint32_t rows = beyond[static_cast<std::size_t>(row / kTileRows)];

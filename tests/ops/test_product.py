@@ -126,7 +126,7 @@ def test_products_by_tiles_are_as_exact_as_those_of_floats() -> None:
     """On numbers whose three parts are all as large as they can be, of one sign or of any."""
     generator = torch.Generator().manual_seed(0)
     worst = 1 + 2.0**-8 - 2.0**-16 - 2.0**-23
-    for rows, inner, columns in ((33, 40, 50), (16, 1100, 32), (70, 513, 8)):
+    for rows, inner, columns in ((33, 40, 50), (16, 1100, 32), (70, 513, 8), (5, 32, 4200)):
         for signs in (False, True):
             x, w = torch.full((rows, inner), worst), torch.full((inner, columns), worst)
             if signs:
