@@ -2,7 +2,7 @@
 
 The library (MKL) keeps its AVX-512 products to Intel's processors. On others with these
 instructions the kernel is about twice as fast. Processors with AMX multiply float32 numbers by
-tiles of bfloat16 numbers (csrc/cpu/product_bfloat.cpp), in 0.5 to 0.8 of the library's time.
+tiles of bfloat16 numbers (csrc/cpu/product_bfloat.cpp), in 0.6 to 0.8 of the library's time.
 Everywhere else the library is faster.
 """
 
