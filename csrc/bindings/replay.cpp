@@ -111,9 +111,7 @@ class ReplayedStep {
       cpu::linear_gradient<F>({layer.a, layer.g, layer.rows, layer.squares, batch_, T, d, p},
                               threads_);
     } else {
-      cpu::linear_norm<F>(
-          {layer.a, layer.g, cpu::LinearRoute::kAuto, layer.squares, batch_, T, d, p}, threads_);
-      if (exact_ && T > 1) add_rounding(layer);
+      bound_norms(layer);
     }
     if (layer.bias_rows != nullptr) sum_positions(layer);
   }
@@ -247,16 +245,25 @@ class ReplayedStep {
     }
   }
 
-  // Squared norms of the numbers that become integers: several positions are summed in F.
-  void add_rounding(const Layer<F>& layer) {
-    errors_.resize(static_cast<std::size_t>(batch_));
-    cpu::linear_sum_error<F>(
-        {layer.a, layer.g, errors_.data(), batch_, layer.positions, layer.inputs, layer.outputs},
-        threads_);
-    for (std::int64_t b = 0; b < batch_; ++b) {
-      const double norm = std::sqrt(layer.squares[b]) + errors_[static_cast<std::size_t>(b)];
-      layer.squares[b] = norm * norm * (1 + 0x1p-40);
+  // Squared norms of the numbers that become integers: several positions are summed in F. What
+  // looks for their rounding brings a sample's operands into the cache for its norm.
+  void bound_norms(const Layer<F>& layer) const {
+    const std::int64_t T = layer.positions, d = layer.inputs, p = layer.outputs;
+    const auto route = cpu::LinearRoute::kAuto;
+    if (!exact_ || T == 1) {
+      cpu::linear_norm<F>({layer.a, layer.g, route, layer.squares, batch_, T, d, p}, threads_);
+      return;
     }
+    cpu::parallel_for(batch_, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = begin; b < end; ++b) {
+        const F *const a = layer.a + b * T * d, *const g = layer.g + b * T * p;
+        double square = 0, error = 0;
+        cpu::linear_sum_error<F>({a, g, &error, 1, T, d, p}, 1);
+        cpu::linear_norm<F>({a, g, route, &square, 1, T, d, p}, 1);
+        const double norm = std::sqrt(square) + error;
+        layer.squares[b] = norm * norm * (1 + 0x1p-40);
+      }
+    });
   }
 
   void sum_positions(const Layer<F>& layer) const {
@@ -274,7 +281,6 @@ class ReplayedStep {
   std::vector<double*> squares_;
   Integers sizes_, outs_;
   std::vector<Group<F>> groups_;
-  std::vector<double> errors_;
   std::vector<Layer<F>> layers_;
   std::int64_t batch_ = 0;
   int threads_ = 1;

@@ -8,17 +8,15 @@
 
 #include "cpu/amx.h"
 #include "cpu/exact.h"
+#include "cpu/linear_parts.h"
 #include "cpu/panels.h"
-#include "cpu/parallel.h"
 
 namespace dpkern::cpu::exact {
 namespace {
 
-constexpr std::int64_t kPositions = 32;      // of a tile
-constexpr std::int64_t kFewest = 24;         // positions that are worth filling up to tiles
-constexpr std::int64_t kNarrow = 16;         // inputs or outputs that fill one
-constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
-constexpr std::int64_t kUnit = 48;           // rows or columns that threads are given
+constexpr std::int64_t kPositions = 32;  // of a tile
+constexpr std::int64_t kFewest = 24;     // positions that are worth filling up to tiles
+constexpr std::int64_t kNarrow = 16;     // inputs or outputs that fill one
 
 std::int64_t steps_of(const LinearShape& shape) {
   return (shape.positions + kPositions - 1) / kPositions;
@@ -58,16 +56,7 @@ constexpr std::int64_t kTile = kTileRows * kTileBytes;  // bytes
 constexpr std::int64_t kBlock = 256;                    // positions of whole samples
 constexpr std::int64_t kChunk = 16;                     // panels of rows that stay in a cache
 
-using Floats = Vector<float, kTileRows>;
-using Words = Vector<std::uint32_t, kTileRows>;
 using Integers = Vector<std::int32_t, kTileRows>;
-
-// The nearest bfloat16 number in the low half of each lane.
-DPK_AMX DPK_INLINE inline Words nearest(Floats x) {
-  using Halves = Vector<std::uint16_t, kTileRows>;
-  const auto made = reinterpret_cast<Halves>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
-  return __builtin_convertvector(made, Words);
-}
 
 // Two numbers in each lane, the first one in the low half: their nearest bfloat16 numbers, and
 // those nearest to what is left.
@@ -75,79 +64,44 @@ struct Pairs {
   Words near, rest;
 };
 
-DPK_AMX DPK_INLINE inline Pairs pairs_of(Floats x, Floats y) {
-  const Words first = nearest(x), second = nearest(y) << 16;
-  const Words left = nearest(x - reinterpret_cast<Floats>(first << 16)),
+DPK_INLINE inline Pairs pairs_of(Floats x, Floats y) {
+  const Words first = nearest(x), second = nearest(y);
+  const Words left = nearest(x - reinterpret_cast<Floats>(first)),
               right = nearest(y - reinterpret_cast<Floats>(second));
-  return {first | second, left | right << 16};
+  return {first >> 16 | second, left >> 16 | right};
 }
 
-// Up to 16 numbers of a row, filled up with zeros.
-DPK_INLINE inline Floats some(const float* from, std::int64_t count) {
-  if (count >= kTileRows) return load<Floats>(from);
-  float padded[kTileRows] = {};
-  for (std::int64_t i = 0; i < count; ++i) padded[i] = from[i];
-  return load<Floats>(padded);
-}
-
-template <int kBit, int... l>
-DPK_INLINE inline void exchange(Words& x, Words& y, std::integer_sequence<int, l...>) {
-  const Words low = __builtin_shufflevector(x, y, ((l & kBit) == 0 ? l : 16 + l - kBit)...);
-  const Words high = __builtin_shufflevector(x, y, ((l & kBit) == 0 ? l + kBit : 16 + l)...);
-  x = low;
-  y = high;
-}
-
-template <int kBit>
-DPK_INLINE inline void transpose_by(Words rows[kTileRows]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kTileRows; ++i) {
-    if ((i & kBit) == 0) {
-      exchange<kBit>(rows[i], rows[i + kBit], std::make_integer_sequence<int, kTileRows>{});
-    }
-  }
-}
-
-// Rows of lanes become columns.
-DPK_INLINE inline void transpose(std::uint8_t* tile) {
-  Words rows[kTileRows];
-#pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) rows[m] = load<Words>(tile + m * kTileBytes);
-  transpose_by<8>(rows);
-  transpose_by<4>(rows);
-  transpose_by<2>(rows);
-  transpose_by<1>(rows);
-#pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) __builtin_memcpy(tile + m * kTileBytes, rows + m, kTileBytes);
-}
-
-// One sample's columns [0, count) as two tiles for each step: rows of a product (its positions are
-// turned into columns), or columns of one.
+// One sample's columns [0, count) as panels of 16, two tiles for each step: rows of a product (its
+// positions are turned into columns), or columns of one.
 template <bool kIsRow>
 DPK_AMX DPK_INLINE inline void pack(const float* from, const LinearShape& shape,
-                                    std::int64_t stride, std::int64_t count, std::uint8_t* to) {
-  const auto write = [&](const Pairs& pairs, std::int64_t r) DPK_INLINE {
-    __builtin_memcpy(to + r * kTileBytes, &pairs.near, kTileBytes);
-    __builtin_memcpy(to + kTile + r * kTileBytes, &pairs.rest, kTileBytes);
-  };
+                                    std::int64_t stride, std::int64_t count, std::uint8_t* to,
+                                    std::int64_t panel) {
+  constexpr std::int64_t kLines = 4;   // panels whose rows are read together
+  constexpr std::int64_t kAhead = 16;  // positions
+  const Floats none{};
   for (std::int64_t first = 0; first < shape.positions; first += kPositions, to += 2 * kTile) {
-    const float* row = from + first * stride;
-    if (count >= kTileRows && first + kPositions <= shape.positions) {
-      for (std::int64_t r = 0; r < kTileRows; ++r, row += 2 * stride) {
-        write(pairs_of(load<Floats>(row), load<Floats>(row + stride)), r);
-      }
-    } else {
-      const Floats none{};
+    for (std::int64_t c = 0; c < count; c += kLines * kTileRows) {
+      const std::int64_t end = std::min(count, c + kLines * kTileRows);
+      const float* row = from + first * stride;
       for (std::int64_t r = 0; r < kTileRows; ++r, row += 2 * stride) {
         const std::int64_t left = shape.positions - first - 2 * r;
-        write(pairs_of(left > 0 ? some(row, count) : none,
-                       left > 1 ? some(row + stride, count) : none),
-              r);
+        std::uint8_t* out = to + c / kTileRows * panel + r * kTileBytes;
+        for (std::int64_t k = c; k < end; k += kTileRows, out += panel) {
+          _mm_prefetch(row + k + kAhead * stride, _MM_HINT_T0);
+          _mm_prefetch(row + k + (kAhead + 1) * stride, _MM_HINT_T0);
+          const Pairs pairs = pairs_of(left > 0 ? some(row + k, end - k) : none,
+                                       left > 1 ? some(row + stride + k, end - k) : none);
+          __builtin_memcpy(out, &pairs.near, kTileBytes);
+          __builtin_memcpy(out + kTile, &pairs.rest, kTileBytes);
+        }
       }
-    }
-    if constexpr (kIsRow) {
-      transpose(to);
-      transpose(to + kTile);
+      if constexpr (kIsRow) {
+        for (std::int64_t k = c; k < end; k += kTileRows) {
+          transpose(to + k / kTileRows * panel);
+          transpose(to + k / kTileRows * panel + kTile);
+        }
+      }
     }
   }
 }
@@ -249,17 +203,16 @@ DPK_AMX void add_block(const float* a, const float* g, const float* factors, con
                        const LinearShape& shape, Range rows, Range columns, std::int32_t* out) {
   const std::int64_t steps = steps_of(shape), size = 2 * kTile * steps;
   const auto samples = static_cast<std::int64_t>(block.size());
+  // One line more: panels begin in different sets of the cache.
+  const std::int64_t panel = samples * size + kTileBytes;
   const std::int64_t column_panels = (columns.end - columns.begin + kTileRows - 1) / kTileRows;
-  std::uint8_t* const left = scratch<std::uint8_t, 8>(kChunk * samples * size);
-  std::uint8_t* const right = scratch<std::uint8_t, 9>(column_panels * samples * size);
+  std::uint8_t* const left = scratch<std::uint8_t, 8>(kChunk * panel);
+  std::uint8_t* const right = scratch<std::uint8_t, 9>(column_panels * panel);
   for (std::int64_t b = 0; b < samples; ++b) {
     const float* const from =
         a + block[static_cast<std::size_t>(b)] * shape.positions * shape.inputs;
-    for (std::int64_t j = 0; j < column_panels; ++j) {
-      const std::int64_t column = columns.begin + j * kTileRows;
-      pack<false>(from + column, shape, shape.inputs, columns.end - column,
-                  right + (j * samples + b) * size);
-    }
+    pack<false>(from + columns.begin, shape, shape.inputs, columns.end - columns.begin,
+                right + b * size, panel);
   }
   const AmxTiles tiles;
   for (std::int64_t first = rows.begin; first < rows.end; first += kChunk * kTileRows) {
@@ -267,10 +220,7 @@ DPK_AMX void add_block(const float* a, const float* g, const float* factors, con
     for (std::int64_t b = 0; b < samples; ++b) {
       const float* const from =
           g + block[static_cast<std::size_t>(b)] * shape.positions * shape.outputs;
-      for (std::int64_t row = first; row < last; row += kTileRows) {
-        pack<true>(from + row, shape, shape.outputs, last - row,
-                   left + ((row - first) / kTileRows * samples + b) * size);
-      }
+      pack<true>(from + first, shape, shape.outputs, last - first, left + b * size, panel);
     }
     asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
     for (std::int64_t j = 0; j < column_panels; ++j) {
@@ -279,9 +229,8 @@ DPK_AMX void add_block(const float* a, const float* g, const float* factors, con
         std::int32_t* const to = out + row * shape.inputs + column;
         const std::int64_t tall = std::min<std::int64_t>(kTileRows, last - row);
         if (tall == kTileRows) ghost::prefetch_rows<kTileRows>(to, kTileRows, shape.inputs);
-        add_tile(block, factors, left + (row - first) / kTileRows * samples * size,
-                 right + j * samples * size, steps, tall,
-                 std::min<std::int64_t>(kTileRows, columns.end - column), shape.inputs, to);
+        add_tile(block, factors, left + (row - first) / kTileRows * panel, right + j * panel, steps,
+                 tall, std::min<std::int64_t>(kTileRows, columns.end - column), shape.inputs, to);
       }
     }
   }
@@ -292,21 +241,9 @@ DPK_AMX void add_block(const float* a, const float* g, const float* factors, con
 void add_by_bfloat(const float* a, const float* g, const float* factors, const LinearShape& shape,
                    std::int32_t* out, int threads) {
   const auto blocks = blocks_of(factors, shape);
-  const std::int64_t entries = shape.inputs * shape.outputs;
-  const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
-  // Each part of the output belongs to one thread; the longer side is cut.
-  const bool cut_columns = shape.inputs >= shape.outputs;
-  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
-  const std::int64_t units = (side + kUnit - 1) / kUnit;
-  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      const Range cut = part_of(units, static_cast<int>(part), team);
-      const Range own{cut.begin * kUnit, std::min(side, cut.end * kUnit)};
-      const Range rows = cut_columns ? Range{0, shape.outputs} : own;
-      const Range columns = cut_columns ? own : Range{0, shape.inputs};
-      for (const Block& block : blocks) {
-        add_block(a, g, factors, block, shape, rows, columns, out);
-      }
+  for_parts(shape, threads, [&](Range rows, Range columns) {
+    for (const Block& block : blocks) {
+      add_block(a, g, factors, block, shape, rows, columns, out);
     }
   });
 }

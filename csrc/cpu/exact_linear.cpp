@@ -17,6 +17,7 @@
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
 #include "cpu/ghost_tiles.h"
+#include "cpu/linear_parts.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
@@ -24,9 +25,7 @@ namespace {
 
 using namespace ghost;
 
-constexpr std::int64_t kSteps = 256;         // positions of a packed block of whole samples
-constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
-constexpr std::int64_t kUnit = 48;           // rows or columns that threads are given
+constexpr std::int64_t kSteps = 256;  // positions of a packed block of whole samples
 
 // The rows of an embedding table that is the linear layer's weight as well: entries that the other
 // use adds to a sample's gradient before it is truncated.
@@ -187,29 +186,17 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
   }
 }
 
-// out += the integers of all samples. Each part of the output belongs to one thread; the longer
-// side is cut, so that the copies of the other side stay small.
+// out += the integers of all samples.
 template <class F>
 void add_integers(const F* a, const F* g, const F* factors, const LinearShape& shape,
                   const Table<F>& table, std::int32_t* out, int threads) {
   const auto blocks = blocks_of(a, g, factors, shape, table);
   const bool single = shape.positions == 1 && table.ids == nullptr;
-  const std::int64_t entries = shape.inputs * shape.outputs;
-  const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
-  const bool cut_columns = shape.inputs >= shape.outputs;
-  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
-  const std::int64_t units = (side + kUnit - 1) / kUnit;
-  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      const Range cut = part_of(units, static_cast<int>(part), team);
-      const Range own{cut.begin * kUnit, std::min(side, cut.end * kUnit)};
-      const Range rows = cut_columns ? Range{0, shape.outputs} : own;
-      const Range columns = cut_columns ? own : Range{0, shape.inputs};
-      for (const auto& block : blocks) {
-        versioned_by_width([&](auto width) DPK_INLINE {
-          add_block<F, decltype(width)::value>(block, shape, single, rows, columns, out);
-        });
-      }
+  for_parts(shape, threads, [&](Range rows, Range columns) {
+    for (const auto& block : blocks) {
+      versioned_by_width([&](auto width) DPK_INLINE {
+        add_block<F, decltype(width)::value>(block, shape, single, rows, columns, out);
+      });
     }
   });
 }

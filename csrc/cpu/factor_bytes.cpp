@@ -140,7 +140,6 @@ DPK_INLINE inline void multiply(const std::int8_t* left, const std::int8_t* righ
 template <bool kMixed, bool kHigh>
 DPK_INLINE inline void add(const Sums& sums, std::int64_t tall, std::int64_t wide,
                            std::int64_t stride, std::int32_t* to) {
-  using Words = Vector<std::uint32_t, kTileRows>;
   for (std::int64_t m = 0; m < tall; ++m, to += stride) {
     Words total = load<Words>(sums.low[m]);
     if constexpr (kMixed) total += load<Words>(sums.mixed[m]) << 8;

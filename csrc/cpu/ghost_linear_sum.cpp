@@ -6,15 +6,14 @@
 
 #include "cpu/ghost_linear.h"
 #include "cpu/ghost_tiles.h"
-#include "cpu/parallel.h"
+#include "cpu/linear_parts.h"
 
 namespace dpkern::cpu {
 namespace {
 
 using namespace ghost;
 
-constexpr std::int64_t kSteps = 256;         // positions of a packed block
-constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+constexpr std::int64_t kSteps = 256;  // positions of a packed block
 
 // A run of positions of one sample inside a block.
 template <class F>
@@ -95,24 +94,11 @@ template <class F>
 void linear_sum(const LinearSum<F>& call, int threads) {
   const LinearShape shape = shape_of(call);
   const auto blocks = blocks_of(call.a, call.g, call.factors, shape);
-  const std::int64_t entries = shape.inputs * shape.outputs;
-  const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
-  // Each part of the output belongs to one thread; the longer side is cut, so that the copies of
-  // the other side stay small.
-  const bool cut_columns = shape.inputs >= shape.outputs;
-  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
-  const std::int64_t units = (side + 47) / 48;
-  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t part = begin; part < end; ++part) {
-      const Range cut = part_of(units, static_cast<int>(part), team);
-      const Range own{cut.begin * 48, std::min(side, cut.end * 48)};
-      const Range rows = cut_columns ? Range{0, shape.outputs} : own;
-      const Range columns = cut_columns ? own : Range{0, shape.inputs};
-      for (const auto& runs : blocks) {
-        versioned_by_width([&](auto width) DPK_INLINE {
-          add_block<F, decltype(width)::value>(runs, shape, rows, columns, call.out);
-        });
-      }
+  for_parts(shape, threads, [&](Range rows, Range columns) {
+    for (const auto& runs : blocks) {
+      versioned_by_width([&](auto width) DPK_INLINE {
+        add_block<F, decltype(width)::value>(runs, shape, rows, columns, call.out);
+      });
     }
   });
 }

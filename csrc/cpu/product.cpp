@@ -2,11 +2,13 @@
 // all threads; each thread packs its own rows of the left side and multiplies tile by tile.
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/ghost_tiles.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
+#include "cpu/product_bfloat.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -148,11 +150,8 @@ struct Block {
   }
 };
 
-}  // namespace
-
-// out [N, M] = x [N, K] w + bias [M]; a null bias is none.
 template <class F>
-void matmul(const Matmul<F>& call, int threads) {
+void matmul_by_vectors(const Matmul<F>& call, int threads) {
   const ProductShape shape{call.N, call.K, call.M, call.w_transposed};
   const std::int64_t work = shape.rows * shape.inner * shape.columns;
   const int team = useful_threads(work, kSmallest, threads);
@@ -175,6 +174,17 @@ void matmul(const Matmul<F>& call, int threads) {
       });
     });
   }
+}
+
+}  // namespace
+
+// out [N, M] = x [N, K] w + bias [M]; a null bias is none.
+template <class F>
+void matmul(const Matmul<F>& call, int threads) {
+  if constexpr (std::is_same_v<F, float>) {
+    if (by_bfloat(call)) return matmul_by_bfloat(call, threads, matmul_by_vectors<float>);
+  }
+  matmul_by_vectors(call, threads);
 }
 
 template void matmul<float>(const Matmul<float>&, int);

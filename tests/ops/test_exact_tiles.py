@@ -63,7 +63,7 @@ def adversarial(t: int, d: int, p: int) -> Iterator[tuple[str, torch.Tensor, tor
     yield "all bits set", ones * normal(4, t, d).sign(), ones * normal(4, t, p).sign()
     ties = 1 + 2.0**-8 + 2.0**-17
     yield "between two numbers of 16 bits", ties * normal(4, t, d).sign(), normal(4, t, p)
-    worst = 1 + 2.0**-8 - 3 * 2.0**-17  # both of its bfloat16 parts are half a unit off
+    worst = 1 + 2.0**-8 - 3 * 2.0**-17 - 2.0**-23  # both of its bfloat16 parts are half a unit off
     yield "what is left out adds up", torch.full((4, t, d), worst), torch.full((4, t, p), worst)
     scales = torch.exp2(torch.randint(-50, 50, (4, t, 1), generator=generator).float())
     yield "positions of all sizes", normal(4, t, d) * scales, normal(4, t, p) / scales

@@ -38,7 +38,7 @@ def _operands(
 
 
 @pytest.mark.parametrize(
-    "isa", [i for i in testing.available_isas() if i in ("baseline", "avx2", "avx512")]
+    "isa", [i for i in testing.available_isas() if i in ("baseline", "avx2", "avx512", "amx")]
 )
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_the_kernel_agrees_with_float64(isa: str, dtype: torch.dtype) -> None:
@@ -105,11 +105,70 @@ def test_both_choices_train_alike() -> None:
 def test_narrow_instructions_leave_products_to_the_library() -> None:
     from dpkern.ops.backends import cpu
 
-    best = cpu._product.own()
     for isa in testing.available_isas():
         with testing.isa(isa):
             own = cpu._product.own()
-            assert own is (best and isa.startswith("avx512"))
-            with cpu.use_own_products(not own):
-                assert cpu._product.own() is not own
-            assert cpu._product.own() is own
+            assert not own or isa.startswith("avx512") or isa == "amx"
+            assert isa != "amx" or torch.float32 in own
+            for wanted in (True, False):
+                with cpu.use_own_products(wanted):
+                    assert (torch.float64 in cpu._product.own()) is wanted
+            assert cpu._product.own() == own
+
+
+needs_tiles = pytest.mark.skipif(
+    "amx" not in testing.available_isas(), reason="the processor has no tiles of bfloat16"
+)
+
+
+@needs_tiles
+def test_products_by_tiles_are_as_exact_as_those_of_floats() -> None:
+    """On numbers whose three parts are all as large as they can be, of one sign or of any."""
+    generator = torch.Generator().manual_seed(0)
+    worst = 1 + 2.0**-8 - 2.0**-16 - 2.0**-23
+    for rows, inner, columns in ((33, 40, 50), (16, 1100, 32), (70, 513, 8), (5, 32, 4200)):
+        for signs in (False, True):
+            x, w = torch.full((rows, inner), worst), torch.full((inner, columns), worst)
+            if signs:
+                x *= torch.randn(rows, inner, generator=generator).sign()
+                w *= torch.randn(inner, columns, generator=generator).sign()
+            got = product.matmul(x, w, backend="cpu").double()
+            error = (got - x.double() @ w.double()).abs()
+            blocks = -(-inner // 32)
+            bound = 2.0**-22 + (6 * blocks + 17) * 2.0**-24
+            assert float(error.max()) <= bound * inner * worst**2
+
+
+@needs_tiles
+def test_rows_beyond_the_largest_bfloat16_number() -> None:
+    """They are multiplied as before, and no other row becomes another one by that."""
+    x, w, bias = _operands(50, 70, 40, torch.float32)
+    usual = product.matmul(x, w, bias, backend="cpu")
+    x[3, 5], x[3, 6], x[20, 60], x[49, 0] = 3.4e38, -3.4e38, math.inf, math.nan
+    w[5], w[6], w[60, 1] = 1e-3, 1e-3, 0
+    plain = product.matmul(x, w, bias, backend="cpu")
+    with testing.isa("avx512"), _kernel():
+        want = product.matmul(x, w, bias, backend="cpu")
+    for row in (3, 20, 49):
+        torch.testing.assert_close(plain[row], want[row], equal_nan=True)
+    x[3, 5:7], x[20, 60], x[49, 0] = 0, 0, 0
+    others = [row for row in range(50) if row not in (3, 20, 49)]
+    assert torch.equal(product.matmul(x, w, bias, backend="cpu")[others], plain[others])
+    assert torch.isfinite(plain[others]).all()
+    assert torch.isfinite(usual).all()
+    w[7, 9] = -math.inf
+    with testing.isa("avx512"), _kernel():
+        want = product.matmul(x, w, bias, backend="cpu")
+    torch.testing.assert_close(product.matmul(x, w, bias, backend="cpu"), want, equal_nan=True)
+
+
+@needs_tiles
+def test_a_row_of_a_product_by_tiles_depends_on_nothing_else() -> None:
+    x, w, bias = _operands(130, 600, 70, torch.float32)
+    for weight in (w, w.t().contiguous().t()):
+        whole = product.matmul(x, weight, bias, backend="cpu")
+        for rows in (slice(0, 1), slice(5, 12), slice(17, 130), slice(64, 96)):
+            for threads in (1, 2):
+                with testing.threads(threads):
+                    part = product.matmul(x[rows].contiguous(), weight, bias, backend="cpu")
+                assert torch.equal(part, whole[rows])

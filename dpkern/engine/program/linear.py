@@ -153,7 +153,7 @@ class _ReplayedLinear(torch.autograd.Function):
         ctx.version = site.plain_weight._version
         if not x.is_contiguous():
             return fresh(F.linear(x, site.plain_weight, site.plain_bias))
-        if run.own_products:
+        if site.dtype in run.own_products:
             out = _empty(site.out_shape, dtype=site.dtype)
             weight, bias = site.weight_address, address(site.plain_bias)
             site.product(x.data_ptr(), weight, True, bias, out.data_ptr(), *site.sizes, run.threads)
@@ -189,7 +189,7 @@ class _ReplayedLinear(torch.autograd.Function):
             written_since()
         if not run.live or not g.is_contiguous():
             return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
-        if run.own_products:
+        if site.dtype in run.own_products:
             gx = _empty(site.shape, dtype=site.dtype)
             rows, inputs, outputs = site.sizes
             site.product(

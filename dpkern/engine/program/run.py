@@ -56,7 +56,7 @@ class ReplayRun:
         self.batch = batch
         self.padded = program.capture.padded if sites else 0
         self.threads = 1
-        self.own_products = False
+        self.own_products: frozenset[torch.dtype] = frozenset()
         self.cursor = 0
         self.task: int | None = None
         self.live = bool(sites)

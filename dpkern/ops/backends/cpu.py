@@ -118,7 +118,7 @@ def build_config() -> dict[str, Any]:
     config["native"] = True
     config["detected_isa"] = ISAS[config["detected_isa"]]
     config["isa"] = isa()
-    config["products"] = "dpkern" if _product.own() else "torch"
+    config["products"] = "dpkern" if torch.float32 in _product.own() else "torch"
     return config
 
 

@@ -1,0 +1,32 @@
+#pragma once
+// How threads share the sums of linear gradients.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/ghost_linear.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+
+// add(rows, columns) for parts of the output [p, d] that belong to one thread each. The longer side
+// is cut, so that the copies of the other one stay small.
+template <class F>
+void for_parts(const LinearShape& shape, int threads, const F& add) {
+  constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+  constexpr std::int64_t kUnit = 48;           // rows or columns: whole tiles of every kind
+  const std::int64_t work = shape.batch * shape.positions * shape.inputs * shape.outputs;
+  const int team = useful_threads(work, kSmallest, threads);
+  const bool cut_columns = shape.inputs >= shape.outputs;
+  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
+  const std::int64_t units = (side + kUnit - 1) / kUnit;
+  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const Range cut = part_of(units, static_cast<int>(part), team);
+      const Range own{cut.begin * kUnit, std::min(side, cut.end * kUnit)};
+      add(cut_columns ? Range{0, shape.outputs} : own, cut_columns ? own : Range{0, shape.inputs});
+    }
+  });
+}
+
+}  // namespace dpkern::cpu
