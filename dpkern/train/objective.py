@@ -27,6 +27,10 @@ GENERATED_RECORDS = 1000
 EXAMPLES = 32
 """Records of each user in the epoch whose costs a report has."""
 
+_EXAMPLE_RATE = 1e-12
+"""Its learning rate: noise that stops runs at others moves this one too little, at the same costs.
+"""
+
 
 class VisitSteps(Steps[Reconstruction]):
     """Steps that take one record of every user each; a run that diverges has no step left."""
@@ -211,7 +215,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             SpofTraining(
                 made,
                 self.mechanism,
-                VisitSchedule(lr=model.lr, epochs=1),
+                VisitSchedule(lr=_EXAMPLE_RATE, epochs=1),
                 seeds=[0],
                 sigma=privacy.sigma,
                 code=model.code,
