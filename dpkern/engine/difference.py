@@ -54,7 +54,8 @@ PART = 16
 """Size of a large batch divided by that of the part which some passes run on."""
 
 SMALLEST_PART = 16
-"""Minimum number of samples in such a part."""
+"""Minimum number of samples in such a part, or a quarter of the batch. Batches of less than twice
+this number are not cut."""
 
 WHOLE = 0.25
 """Share of the secret probes that run on the whole of a large batch."""
@@ -357,9 +358,10 @@ class DifferenceProbe:
     @contextmanager
     def _on_part(self, number: int) -> Iterator[list[int]]:
         """Run the passes of this block on a part of a large batch; yield its samples, or none."""
-        size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
+        whole = self.arguments, self.batch
+        size = max(self.batch // PART, min(SMALLEST_PART, self.batch // 4))
         taken: list[int] = []
-        if self.whole and size * 2 <= self.batch:
+        if self.whole and self.batch >= 2 * SMALLEST_PART:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
             self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
         try:
