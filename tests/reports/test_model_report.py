@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -199,9 +200,22 @@ def test_noise_is_apart_from_the_update_and_both_are_the_fused_calls(case):
     side = measured.private
     split = {phase: sum(s for (p, _), s in side.seconds.items() if p == phase) for phase in PHASES}
     fused = sum(call.seconds for call in side.ops if call.op.startswith(("update.", "noise.")))
+    assert fused > 0
     assert split["noise"] + split["update"] == pytest.approx(fused)
-    assert split["noise"] > 0
-    assert split["update"] > 0
+
+
+@pytest.mark.parametrize(("alone", "noise", "rest"), [(0.25, 0.75, 0.25), (4.0, 0.0, 1.0)])
+def test_noise_of_an_update_is_what_it_takes_longer_than_without(monkeypatch, alone, noise, rest):
+    model = torch.nn.Linear(6, 2, bias=False)
+    tracer = StepTracer(model, clock=count().__next__)  # every call takes one second
+    monkeypatch.setattr(tracer, "_without_noise", lambda *_: alone)
+    rule = update.SGD(lr=0.1)
+    params = [model.weight.detach()]
+    with tracer.running("between ops"), tracer.watching():
+        update.step(params, [torch.zeros(2, 6)], rule=rule, state=rule.init(params))
+    booked = {phase: s for (phase, _), s in tracer.seconds.items()}
+    assert booked.get("noise", 0.0) == noise
+    assert booked["update"] == rest
 
 
 @pytest.mark.parametrize("whole", [False, True])
