@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -331,9 +332,19 @@ def _rounded(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.numel():
         return True
+    limit = _ROUNDING.get(one.dtype, 64) * torch.finfo(one.dtype).eps
+    if one.dtype in (torch.float32, torch.float64):
+        off, largest = _largest(one - other), _largest(one)
+        if math.isfinite(off + largest):
+            return off <= limit * largest
     a, b = one.double(), other.double()
     if not torch.equal(a.isfinite(), b.isfinite()):
         return False
-    off = (a - b).nan_to_num(0, 0, 0).abs().max()
-    limit = _ROUNDING.get(one.dtype, 64) * torch.finfo(one.dtype).eps
-    return bool(off <= limit * a.nan_to_num(0, 0, 0).abs().max())
+    off, largest = (_largest(t.nan_to_num(0, 0, 0)) for t in (a - b, a))
+    return off <= limit * largest
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest absolute entry; not finite if any entry is not."""
+    least, most = tensor.aminmax()
+    return max(-float(least), float(most))
