@@ -13,13 +13,13 @@ from ...nn.functional import circulant_product
 from ..layers import circulant as recorded
 from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..per_sample_gradients import CirculantGradients
+from ..uses import CapturedOp
 from .facts import UseFacts
 from .recorded import RecordSite
 from .run import ReplayRun, next_site
 from .site import NotReplayed, apply_of, kind, skip_frames
 
 _differentiable = torch.is_grad_enabled
-_task = torch._C._current_graph_task_id
 
 
 @kind
@@ -44,6 +44,9 @@ class CirculantSite(RecordSite):
     def record_of(self, x: Tensor, g: Tensor) -> CirculantGradients:
         inputs, gradients = (t.reshape(self.batch, -1, *t.shape[-2:]) for t in (x, g))
         return recorded.gradients_of(inputs, gradients, self.convention)
+
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        recorded.arrive(use, x, g)
 
     def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
         each = g.contiguous().view(self.batch, -1, math.prod(g.shape[-2:]))
@@ -70,16 +73,8 @@ class _ReplayedCirculant(torch.autograd.Function):
             return None, None, None, None
         if _differentiable():
             refuse_double_backward()
-        run: ReplayRun = ctx.run
         site: CirculantSite = ctx.site
-        use: Any = run.task == _task() or run.enters(site, g)
-        if use is True:
-            if run.held[site.index] is None and site.fits(g):
-                site.take(run, x, g)
-            else:
-                recorded.arrive(run.repeated(site), x, g)
-        elif use is not False:
-            recorded.arrive(use, x, g)
+        site.arrive(ctx.run, x, g)
         gx = None
         if ctx.needs_input_grad[3]:
             gx = recorded.input_gradient(g, weight, site.convention).to(x.dtype)

@@ -62,9 +62,21 @@ class RecordSite(UseSite):
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         """Return the weight's per-sample gradients."""
 
+    @abstractmethod
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        """Pass an output gradient to the recorded path."""
+
     def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
         """Return the bias' gradients, written to ``out`` if it is not None."""
         return torch.sum(g.flatten(2), 2, out=out)
+
+    def arrive(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
+        """Take an output gradient, or pass it to the recorded path where it is not the expected."""
+        use: Any = run.task == _task() or run.enters(self, g)
+        if use is True and run.held[self.index] is None and self.fits(g):
+            self.take(run, x, g)
+        elif use is not False:
+            self.record(run.repeated(self) if use is True else use, x, g)
 
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
         """Take an output gradient: make the weight's per-sample gradients, and their norms."""
@@ -137,6 +149,9 @@ class ConvolutionSite(RecordSite):
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         return ConvolutionGradients(x, g, self.kernel_size, self.geometry)
 
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        conv._arrive(use, x, self.plain_weight, g)
+
     def clips(self, part: Part) -> bool:
         return part is self.weight_part and not part.joined
 
@@ -159,6 +174,9 @@ class EmbeddingSite(RecordSite):
         flat = x.reshape(self.batch, each.shape[1]).to(torch.int64).contiguous()
         return EmbeddingGradients(flat, each, self.saved["rows"], self.saved["padding_idx"])
 
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        embedding.deliver(use, x, g)
+
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
@@ -177,21 +195,13 @@ class _Convolve(torch.autograd.Function):
             return None, None, None, None
         if _differentiable():
             refuse_double_backward()
-        run: ReplayRun = ctx.run
         site: ConvolutionSite = ctx.site
         gx = None
         if ctx.needs_input_grad[3]:
-            probed = run.program.capture.verification.probe is not None
+            probed = ctx.run.program.capture.verification.probe is not None
             few = conv._probed if probed else conv._input_gradient
             gx = few(g, x.to(g.dtype), weight.to(g.dtype), site.saved).to(x.dtype)
-        use: Any = run.task == _task() or run.enters(site, g)
-        if use is True:
-            if run.held[site.index] is None and site.fits(g):
-                site.take(run, x, g)
-            else:
-                conv._arrive(run.repeated(site), x, weight, g)
-        elif use is not False:
-            conv._arrive(use, x, weight, g)
+        site.arrive(ctx.run, x, g)
         return None, None, None, gx
 
 
@@ -212,16 +222,7 @@ class _ReplayedEmbedding(torch.autograd.Function):
             return None, None, None, None
         if _differentiable():
             refuse_double_backward()
-        run: ReplayRun = ctx.run
-        site: EmbeddingSite = ctx.site
-        use: Any = run.task == _task() or run.enters(site, g)
-        if use is True:
-            if run.held[site.index] is None and site.fits(g):
-                site.take(run, ids, g)
-            else:
-                embedding.deliver(run.repeated(site), ids, g)
-        elif use is not False:
-            embedding.deliver(use, ids, g)
+        ctx.site.arrive(ctx.run, ids, g)
         return None, None, None, None
 
 
