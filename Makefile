@@ -35,7 +35,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-slow check-all emulated oldest-triton docs wheel wrappers bench evidence \
-	lint types sanitize screenshot clean
+	lint types sanitize sanitize-native sanitize-emulated screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
@@ -114,12 +114,18 @@ types: $(VENV)/.dev
 SANITIZE := -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off -DDPKERN_WERROR=$(DPKERN_WERROR) \
 	-DPython_EXECUTABLE=$(abspath $(PY))
 
+# Each half runs its tests on one core, while the other builds.
 sanitize: $(VENV)/.dev
+	$(MAKE) --jobs 2 --output-sync=target sanitize-native sanitize-emulated
+
+sanitize-native:
 	$(CMAKE) -S . -B build/sanitize $(SANITIZE)
 	$(CMAKE) --build build/sanitize --parallel 2
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
+
+sanitize-emulated:
 	$(CMAKE) -S . -B build/sanitize-emulated $(SANITIZE) -DDPKERN_EMULATE=ON
-	$(CMAKE) --build build/sanitize-emulated --parallel 2
+	$(CMAKE) --build build/sanitize-emulated
 	$(PY) -m tests.sanitized build/sanitize-emulated/_emulated*.so
 
 # glibc keeps the memory that a step gives back: fresh pages would be most of what a step takes.
