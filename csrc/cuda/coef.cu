@@ -1,5 +1,5 @@
 // Coefficients of polynomial losses, written with their noise or evaluated with it in the block's
-// memory. Noise from the stream is made by tiles as in noise.cu.
+// memory. Noise from a law or a table is made by tiles as in noise.cu.
 
 #include "core/coef.h"
 #include "core/layouts.h"
@@ -12,8 +12,11 @@ constexpr int kFlatEach = kCoefPiece / kFlatThreads;  // elements of a thread
 // Wherever a window begins, it meets at most four tiles of linear and four of quadratic
 // coefficients.
 constexpr int kKindThreads = kTileThreads / 2;  // threads that make the tiles of one kind
-constexpr int kLossBlocks = 6;                  // blocks of tiles per multiprocessor
-constexpr int kFlatLossBlocks = 8;  // without it the compiler aims higher on sm_80, and spills
+template <class Law>
+constexpr int kLossBlocks = 6;  // of tiles, per multiprocessor
+template <>
+constexpr int kLossBlocks<Source> = 5;  // the registers of six do not suffice
+constexpr int kFlatLossBlocks = 8;      // without it the compiler aims higher on sm_80, and spills
 
 // The rows of an element and of those at most kReach behind it, with one long division.
 class RowsFrom {
@@ -33,18 +36,18 @@ class RowsFrom {
 };
 
 // Row 0 of the grid makes the linear coefficients, row 1 the quadratic ones.
-template <class T>
+template <class T, class Law>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     perturb_tile_kernel(CoefPlan plan, const T* targets, T* linear, T* quadratic) {
   __shared__ TileShared room;
   __shared__ RoundingRoom rounded;
-  load_table<Laplace>(room);
+  load_table<Law>(room);
   const bool second = blockIdx.y != 0;
   const std::int64_t n = plan.rows * plan.columns;
   const TileLane seat(second ? plan.quadratic : plan.linear, piece_of_thread());
   const std::int64_t begin = seat.index - seat.lane;  // of the tile
   if (begin >= n) return;
-  draw_lane<Laplace>(plan.stream, seat, room);
+  draw_lane<Law>(plan.draws, seat, room);
   rounded.fill(plan.rounding, seat);
   const std::int64_t first = begin < 0 ? 0 : begin;
   const RowsFrom rows(first, plan.columns);
@@ -70,10 +73,10 @@ __device__ __forceinline__ void perturb_pack(const CoefPlan& plan, const RowsFro
   std::uint16_t bits1[V], bits2[V];
   load_pack<V>(targets + i, a1);
   if constexpr (kDraws) {
-    load_pack<V>(plan.draws + plan.linear_at + i, x1);
-    load_pack<V>(plan.draws + plan.quadratic_at + i, x2);
-    load_pack<V>(plan.rounding_bits + plan.linear_at + i, bits1);
-    load_pack<V>(plan.rounding_bits + plan.quadratic_at + i, bits2);
+    load_pack<V>(plan.draws.values + plan.linear_at + i, x1);
+    load_pack<V>(plan.draws.values + plan.quadratic_at + i, x2);
+    load_pack<V>(bits_made(plan.draws) + plan.linear_at + i, bits1);
+    load_pack<V>(bits_made(plan.draws) + plan.quadratic_at + i, bits2);
   }
   DPK_UNROLL
   for (int v = 0; v < V; ++v) {
@@ -111,8 +114,9 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// A window's noise from the stream: half of the block's tiles are of linear coefficients. The two
+// A window's noise, made by tiles: half of the block's tiles are of linear coefficients. The two
 // draws of an element make room for its term.
+template <class Law>
 struct TileWindow {
   struct Room : TileShared {
     RoundingRoom rounded;
@@ -122,7 +126,7 @@ struct TileWindow {
   int quadratic;
 
   __device__ __forceinline__ explicit TileWindow(Room& room_) : room(room_) {
-    load_table<Laplace>(room);
+    load_table<Law>(room);
   }
   // All threads of the block.
   __device__ __forceinline__ void begin(const CoefPlan& plan, std::int64_t at, int count) {
@@ -133,7 +137,7 @@ struct TileWindow {
     const std::uint64_t first = thread < kKindThreads ? plan.linear : plan.quadratic;
     const TileLane seat(first + offset, thread % kKindThreads / kLanes);
     if (seat.index - seat.lane < count) {
-      draw_lane<Laplace>(plan.stream, seat, room);
+      draw_lane<Law>(plan.draws, seat, room);
       room.rounded.fill(plan.rounding, seat);
     }
     __syncthreads();
@@ -187,10 +191,10 @@ struct FlatWindow {
   __device__ __forceinline__ explicit FlatWindow(Room& room_) : room(room_) {}
   __device__ __forceinline__ void begin(const CoefPlan& plan, std::int64_t at, int) {
     if constexpr (kDraws) {
-      x1 = plan.draws + plan.linear_at + at;
-      x2 = plan.draws + plan.quadratic_at + at;
-      bits1 = plan.rounding_bits + plan.linear_at + at;
-      bits2 = plan.rounding_bits + plan.quadratic_at + at;
+      x1 = plan.draws.values + plan.linear_at + at;
+      x2 = plan.draws.values + plan.quadratic_at + at;
+      bits1 = bits_made(plan.draws) + plan.linear_at + at;
+      bits2 = bits_made(plan.draws) + plan.quadratic_at + at;
     }
   }
   template <class T>
@@ -280,12 +284,12 @@ __device__ __forceinline__ void loss_of_block(const CoefPlan& plan, Window& wind
   if (threadIdx.x == 0) of.loss[first] = total;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kTileThreads, kLossBlocks)
+template <class T, class Law>
+__global__ void __launch_bounds__(kTileThreads, kLossBlocks<Law>)
     quadratic_tile_kernel(CoefPlan plan, const T* z, const T* targets, const T* shift, double* loss,
                           T* dz) {
-  __shared__ TileWindow::Room room;
-  TileWindow window(room);
+  __shared__ typename TileWindow<Law>::Room room;
+  TileWindow<Law> window(room);
   loss_of_block(plan, window, LossArrays<T>{z, targets, shift, loss, dz});
 }
 

@@ -10,7 +10,8 @@ constexpr int kSpan = (kTilesPerBlock - 1) * kTile;
 constexpr int kGroups = kTileThreads / kLossLanes;
 constexpr int kSpanBlocks = 6;  // blocks per multiprocessor
 
-// Noise of neighbouring coefficients from the stream.
+// Noise of neighbouring coefficients, made by tiles.
+template <class Law>
 struct TileSpan {
   struct Room : TileShared {
     RoundingRoom rounded;
@@ -18,9 +19,7 @@ struct TileSpan {
   Room& room;
   int offset;  // of the first of them in its tile
 
-  __device__ __forceinline__ explicit TileSpan(Room& room_) : room(room_) {
-    load_table<Laplace>(room);
-  }
+  __device__ __forceinline__ explicit TileSpan(Room& room_) : room(room_) { load_table<Law>(room); }
   // All threads of the block: `count` from `at` on, linear ones or quadratic ones.
   __device__ __forceinline__ void begin(const CoefPlan& plan, bool quadratic, std::int64_t at,
                                         int count) {
@@ -29,7 +28,7 @@ struct TileSpan {
     offset = static_cast<int>(first % kTile);
     const TileLane seat(first, static_cast<int>(threadIdx.x) / kLanes);
     if (seat.index - seat.lane < count) {
-      draw_lane<Laplace>(plan.stream, seat, room);
+      draw_lane<Law>(plan.draws, seat, room);
       room.rounded.fill(plan.rounding, seat);
     }
     __syncthreads();
@@ -54,8 +53,8 @@ struct FlatSpan {
                                         int) {
     if constexpr (kDraws) {
       const std::int64_t first = (quadratic ? plan.quadratic_at : plan.linear_at) + at;
-      x = plan.draws + first;
-      bits = plan.rounding_bits + first;
+      x = plan.draws.values + first;
+      bits = bits_made(plan.draws) + first;
     }
   }
   template <class T>
@@ -204,12 +203,12 @@ struct Record {
   }
 };
 
-template <class T>
+template <class T, class Law>
 __global__ void __launch_bounds__(kTileThreads, kSpanBlocks)
     features_tile_kernel(CoefPlan plan, FeatureSizes sizes, FeatureArrays<T> of, FeatureSums sums) {
-  __shared__ TileSpan::Room room;
-  TileSpan span(room);
-  Record<T, TileSpan>(plan, sizes, of, sums, span).evaluate();
+  __shared__ typename TileSpan<Law>::Room room;
+  TileSpan<Law> span(room);
+  Record<T, TileSpan<Law>>(plan, sizes, of, sums, span).evaluate();
 }
 
 template <class T, bool kDraws>

@@ -1,6 +1,6 @@
 // Noise, division by the public batch size and the optimizer rule in one pass over the parameters.
-// With noise from the stream, threads share out tiles as in noise.cu; without, or with prefetched
-// draws, every access moves 16 bytes.
+// With noise from a law or a table, threads share out tiles as in noise.cu; without, or with
+// prefetched draws, every access moves 16 bytes.
 
 #include "core/lattice.h"
 #include "core/optimizer.h"
@@ -280,9 +280,9 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
   const TileLane seat(task.first_position, piece - task.first_piece);
   const std::uint32_t steps =
       plan.step_counter == nullptr ? 0u : static_cast<std::uint32_t>(plan.step_counter->step);
-  Stream stream = plan.stream;
-  stream.n1 += steps;
-  draw_lane<Law>(stream, seat, room);
+  Draws draws = plan.draws;
+  draws.stream.n1 += steps;
+  draw_lane<Law>(draws, seat, room);
   Stream rounding = plan.rounding;
   rounding.n1 += steps;
   room.fill(rounding, seat);
@@ -304,7 +304,8 @@ struct FlatUpdate {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
     const int thread = static_cast<int>(threadIdx.x);
     const Arrays<T, Sum> of(task);
-    const FlatNoise<kDraws> noise{plan.draws + task.draws_at, plan.rounding_bits + task.draws_at};
+    const FlatNoise<kDraws> noise{plan.draws.values + task.draws_at,
+                                  bits_made(plan.draws) + task.draws_at};
     if (task.aligned16 != 0 && begin + kUpdatePiece <= task.size) {
       DPK_NO_UNROLL
       for (int k = 0; k < kFlatEach; k += V) {

@@ -72,7 +72,11 @@ class SumType(IntEnum):
 
 
 class NoiseOrigin(IntEnum):
-    """The origin of a kernel's noise; ``draws`` stands for prefetched noise."""
+    """The origin of a kernel's noise.
+
+    ``stream`` stands for draws that it makes, of a law or by a table, ``draws`` for those that lie
+    in memory.
+    """
 
     none = 0
     stream = 1
@@ -80,7 +84,7 @@ class NoiseOrigin(IntEnum):
 
 
 class DrawSource(IntEnum):
-    """The source of the draws of a kernel on the CPU.
+    """The source of a kernel's draws.
 
     ``stream`` makes them by the law itself, ``values`` were prefetched, ``samples16`` and
     ``samples32`` stand in a table of ready-made ones, ``cdt`` is a cumulative table.

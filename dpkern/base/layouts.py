@@ -253,13 +253,11 @@ UPDATE_CLOCK = Struct(
 )
 UPDATE_PLAN = Struct(
     "UpdatePlan",
-    "What an update is asked for. A piece is a noise tile that a tensor touches if its noise comes "
-    "from the stream, else kUpdatePiece elements.",
+    "What an update is asked for. A piece is kUpdatePiece elements if their draws lie in memory or "
+    "there are none, else a noise tile that a tensor touches.",
     rule=RULE_NUMBERS,
-    stream=STREAM,
+    draws=DRAWS,
     rounding=STREAM("only read for float sums"),
-    draws=pointer("const std::int32_t")("prefetched"),
-    rounding_bits=pointer("const std::uint16_t")("prefetched, float sums only"),
     step_counter=pointer("const UpdateStepCounter")("or null"),
     tasks=I64,
     pieces=I64,
@@ -307,13 +305,11 @@ COEF_PLAN = Struct(
     "CoefPlan",
     "Noise of the coefficients of rows x columns targets: element i has its linear coefficient at "
     "position linear + i, its quadratic one at quadratic + i.",
-    stream=STREAM,
+    draws=DRAWS,
     rounding=STREAM,
     linear=U64,
     quadratic=U64,
-    draws=pointer("const std::int32_t")("prefetched"),
-    rounding_bits=pointer("const std::uint16_t")("prefetched"),
-    linear_at=I64("where the draw of element 0 stands among these"),
+    linear_at=I64("where the draw of element 0 stands among those in memory"),
     quadratic_at=I64,
     per_units=pointer("const void")("1 / u of each row, in the targets' type, or null: per_unit"),
     cells=pointer("const void")("and its cell"),

@@ -11,8 +11,9 @@ import torch
 
 from dpkern.base.dispatch import OPS
 from dpkern.base.rng import Key, Purpose
-from dpkern.ops import _cdt, coef, noise, update
+from dpkern.ops import _cdt, coef, noise, testing, update
 from dpkern.ops._draws import CdtDraws, Draws, SampleReads
+from dpkern.ops.backends import _launch_noise
 from dpkern.privacy.mechanisms import DPSGD
 from dpkern.step import DPStep
 from dpkern.step.noise_tables import CdtTable, RingPrefetch, SampleTable
@@ -139,6 +140,24 @@ def test_a_source_gives_the_references_bits(case: str, source: str, backend: str
     run, dtype = CASES[case]
     wanted = run(source, dtype, "reference")
     assert all(map(torch.equal, run(source, dtype, backend), wanted))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_devices_kernels_read_tables_themselves(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(testing.emulation("cuda"), str):
+        pytest.skip(f"cuda {testing.emulation('cuda')}")
+
+    def written(*_: Any, **__: Any) -> torch.Tensor:
+        raise AssertionError("draws of a table cross memory")
+
+    monkeypatch.setattr(_launch_noise, "source_draws", written)
+    run, dtype = CASES[case]
+    with testing.emulated("cuda"):
+        for source in ("cdt", "table"):
+            wanted = run(source, dtype, "reference")
+            assert all(map(torch.equal, run(source, dtype, "cuda"), wanted))
 
 
 @pytest.mark.parametrize("case", CASES)

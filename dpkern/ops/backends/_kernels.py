@@ -25,7 +25,10 @@ FLOATS = ("float", "double")
 INTEGERS = ("std::int32_t", "std::int64_t")
 BOOLS = ("false", "true")
 SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
-LAWS = tuple(law.capitalize() for law in codes.DISTRIBUTIONS.words)
+SOURCE = "Source"
+DRAWN = (*(law.capitalize() for law in codes.DISTRIBUTIONS.words), SOURCE)
+"""What a tile of draws comes from: a law, or whatever source the ``Draws`` name."""
+COEF_DRAWN = ("Laplace", SOURCE)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
 HELD = ("1", "4")
@@ -113,9 +116,9 @@ DRAWS = CudaKernel(
     "noise",
     "draws_kernel",
     layouts.TILE_THREADS,
-    {"stream": layouts.STREAM, "first": U64, "n": I64, **_pointers("x")},
+    {"draws": layouts.DRAWS, "first": U64, "n": I64, **_pointers("x")},
     lambda *, first, n, **_: tile_blocks(first, n),
-    _all(LAWS),
+    _all(DRAWN),
 )
 ROUNDING = CudaKernel(
     "noise",
@@ -124,50 +127,20 @@ ROUNDING = CudaKernel(
     {"rounding": layouts.STREAM, "first": U64, "n": I64, **_pointers("bits")},
     lambda *, first, n, **_: tile_blocks(first, n),
 )
-SAMPLES = CudaKernel(
-    "noise",
-    "samples_kernel",
-    layouts.FLAT_THREADS,
-    {
-        **_pointers("table"),
-        "entries": I64,
-        "start": I64,
-        "shift": I32,
-        "n": I64,
-        **_pointers("x"),
-    },
-    lambda *, n, **_: blocks_of(n, layouts.UPDATE_PIECE),
-    _all(("std::int16_t", "std::int32_t")),
-)
-CDT = CudaKernel(
-    "noise",
-    "cdt_kernel",
-    layouts.TILE_THREADS,
-    {
-        "stream": layouts.STREAM,
-        **_pointers("words"),
-        "boundaries": I64,
-        "first": U64,
-        "n": I64,
-        **_pointers("x"),
-    },
-    lambda *, first, n, **_: tile_blocks(first, n),
-    _all(LAWS),
-)
 ADD_NOISE_INTEGER = CudaKernel(
     "noise",
     "add_noise_integer_kernel",
     layouts.TILE_THREADS,
-    {"stream": layouts.STREAM, "first": U64, "n": I64, **_pointers("x")},
+    {"draws": layouts.DRAWS, "first": U64, "n": I64, **_pointers("x")},
     lambda *, first, n, **_: tile_blocks(first, n),
-    _all(INTEGERS, LAWS),
+    _all(INTEGERS, DRAWN),
 )
 ADD_NOISE_FLOAT = CudaKernel(
     "noise",
     "add_noise_float_kernel",
     layouts.TILE_THREADS,
     {
-        "stream": layouts.STREAM,
+        "draws": layouts.DRAWS,
         "rounding": layouts.STREAM,
         "first": U64,
         "n": I64,
@@ -176,7 +149,7 @@ ADD_NOISE_FLOAT = CudaKernel(
         **_pointers("x", "nonfinite"),
     },
     lambda *, first, n, **_: tile_blocks(first, n),
-    _all(FLOATS, LAWS),
+    _all(FLOATS, DRAWN),
 )
 
 ADD_NOISE_SCALED = CudaKernel(
@@ -184,14 +157,14 @@ ADD_NOISE_SCALED = CudaKernel(
     "add_noise_scaled_kernel",
     layouts.TILE_THREADS,
     {
-        "stream": layouts.STREAM,
+        "draws": layouts.DRAWS,
         "rounding": layouts.STREAM,
         "first": U64,
         "n": I64,
         **_pointers("scales", "x", "nonfinite"),
     },
     lambda *, first, n, **_: tile_blocks(first, n),
-    _all(FLOATS, LAWS),
+    _all(FLOATS, DRAWN),
 )
 
 # symbols
@@ -233,7 +206,7 @@ PERTURB_TILE = CudaKernel(
     _COEF_PERTURB,
     # Row 0 of the grid makes the linear coefficients, row 1 the quadratic ones.
     lambda *, plan, **_: (tile_blocks(int(plan["linear"]), _coefficients(plan)), 2),
-    _all(FLOATS),
+    _all(FLOATS, COEF_DRAWN),
 )
 PERTURB_FLAT = CudaKernel(
     "coef",
@@ -253,7 +226,7 @@ QUADRATIC_TILE = CudaKernel(
     layouts.TILE_THREADS,
     _COEF_LOSS,
     lambda *, plan, **_: loss_blocks(plan),
-    _all(FLOATS),
+    _all(FLOATS, COEF_DRAWN),
 )
 QUADRATIC_FLAT = CudaKernel(
     "coef",
@@ -275,7 +248,7 @@ FEATURES_TILE = CudaKernel(
     layouts.TILE_THREADS,
     _FEATURES,
     lambda *, plan, sizes, **_: feature_blocks(plan, sizes),
-    _all(FLOATS),
+    _all(FLOATS, COEF_DRAWN),
 )
 FEATURES_FLAT = CudaKernel(
     "coef_features",
@@ -343,7 +316,7 @@ UPDATE_TILE = CudaKernel(
     layouts.TILE_THREADS,
     _UPDATE,
     lambda *, plan, **_: blocks_of(int(plan["pieces"]), layouts.TILES_PER_BLOCK),
-    tuple((t, s, law) for t in FLOATS for s in _sums(t) for law in LAWS),
+    tuple((t, s, drawn) for t in FLOATS for s in _sums(t) for drawn in DRAWN),
 )
 UPDATE_FLAT = CudaKernel(
     "update",

@@ -9,11 +9,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base import layouts
-from ...base.codes import COEF_FORMS, NoiseOrigin
+from ...base.codes import COEF_FORMS, DrawSource, NoiseOrigin
 from .. import _lattice, coef
 from . import _device, _numbers, _tables
 from . import _kernels as table
-from ._launch_noise import ahead
+from ._launch_noise import ahead, made_in_tiles
 from ._start import Device, Rows, refuse_first
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,7 +48,7 @@ def plan(
             behind,
             NoiseOrigin.stream,
         )
-        made["stream"] = _tables.stream(noise.stream)
+        made["draws"] = _tables.draws(noise.draws or noise.stream)
         made["rounding"] = _tables.stream(noise.rounding or noise.stream)
         if isinstance(noise.scale, torch.Tensor):
             kept = tuple(f(noise.scale, dtype) for f in (_lattice.per_unit, _lattice.cell))
@@ -56,12 +56,11 @@ def plan(
         else:
             made["per_unit"] = _numbers.per_unit(noise.scale, dtype)
             made["cell"] = _numbers.cell(noise.scale, dtype)
-        if noise.draws is not None:
+        if noise.draws is not None and not made_in_tiles(noise.draws):
             values, bits = noise.draws.values, noise.draws.rounding
             assert bits is not None
             places = noise.position - noise.draws.first, behind - noise.draws.first
             made["noise"], (made["linear_at"], made["quadratic_at"]) = NoiseOrigin.draws, places
-            made["draws"], made["rounding_bits"] = values.data_ptr(), bits.data_ptr()
             addresses += [
                 ahead.data_ptr() + ahead.element_size() * at
                 for ahead in (values, bits)
@@ -75,10 +74,20 @@ def _instance(
     plan: _tables.Table, tile: table.CudaKernel, flat: table.CudaKernel
 ) -> tuple[table.CudaKernel, table.Instance]:
     """Return the kernel for the plan's source of noise, with its template arguments."""
-    value, source = "double" if plan["wide"] else "float", NoiseOrigin(int(plan["noise"]))
-    if source is NoiseOrigin.stream:
-        return tile, (value,)
-    return flat, (value, table.BOOLS[source is NoiseOrigin.draws])
+    value, origin = "double" if plan["wide"] else "float", NoiseOrigin(int(plan["noise"]))
+    if origin is not NoiseOrigin.stream:
+        return flat, (value, table.BOOLS[origin is NoiseOrigin.draws])
+    by_law = DrawSource(int(plan["draws"]["source"])) is DrawSource.stream
+    return tile, (value, table.COEF_DRAWN[not by_law])
+
+
+def _in_memory(
+    on: Device, noise: coef.Noise | None, linear: int, quadratic: int, device: torch.device
+) -> coef.Noise | None:
+    """Return the noise of so many coefficients, with rounding bits beside draws in memory."""
+    if noise is None or made_in_tiles(noise.draws):
+        return noise
+    return ahead(on).of_coefficients(noise, linear, quadratic, device)
 
 
 def perturb(
@@ -91,7 +100,7 @@ def perturb(
 ) -> coef.QuadraticCoefficients:
     coef.check_release(targets, noise)
     with _device.guard(targets.device) as cuda:
-        noise = ahead(on).of_coefficients(noise, targets.numel(), targets.numel(), targets.device)
+        noise = _in_memory(on, noise, targets.numel(), targets.numel(), targets.device)
         made = out or coef.QuadraticCoefficients(
             torch.empty_like(targets), torch.empty_like(targets)
         )
@@ -116,7 +125,7 @@ def quadratic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     coef.check_release(targets, noise)
     with _device.guard(z.device) as cuda:
-        noise = ahead(on).of_coefficients(noise, z.numel(), z.numel(), z.device)
+        noise = _in_memory(on, noise, z.numel(), z.numel(), z.device)
         made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
         packed, _kept = plan(len(z), z.shape[1], z.dtype, form, noise)
         if not z.numel():
@@ -141,7 +150,7 @@ def expanded(
     numbers = classes * width
     with _device.guard(hidden.device) as cuda:
         sizes = records * numbers, records * numbers * width
-        noise = ahead(on).of_coefficients(noise, *sizes, hidden.device)
+        noise = _in_memory(on, noise, *sizes, hidden.device)
         made = loss, dweights, dhidden = out or coef.empty_results(hidden, weights)
         packed, _kept = plan(records, numbers, hidden.dtype, coef.FORMS[0], noise)
         if not records * numbers:

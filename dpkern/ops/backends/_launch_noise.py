@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.rng import Stream
-from .. import noise
-from .._draws import CdtDraws, Draws, SampleReads
+from .._draws import Draws
 from . import _ahead, _device, _numbers, _tables
 from . import _kernels as table
 from ._start import Device, Rows, refuse_first, refuse_nothing
@@ -48,9 +48,8 @@ def lattice_draws(
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32, device=on.place(device))
     with _device.guard(made.device) as cuda:
-        law = (distribution.capitalize(),)
-        sizes = {"first": position, "n": count}
-        on.start(table.DRAWS, law, cuda, stream=_tables.stream(stream), x=made, **sizes)
+        given = {"draws": _tables.draws(stream), "first": position, "n": count, "x": made}
+        on.start(table.DRAWS, (distribution.capitalize(),), cuda, **given)
     return made.to(device) if out is None else out.copy_(made)
 
 
@@ -64,20 +63,14 @@ def source_draws(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     place = on.place(device)
-    held = draws.values.to(place)
+    if draws.in_memory:
+        made = draws.at(position, count).to(place)
+        return made.to(device) if out is None else out.copy_(made)
     made = torch.empty(count, dtype=torch.int32, device=place)
+    held = replace(draws, values=draws.values.to(place))
     with _device.guard(made.device) as cuda:
-        if isinstance(draws, SampleReads):
-            sample = ("std::int16_t" if held.dtype is torch.int16 else "std::int32_t",)
-            sizes = _ahead.reads(draws, position)
-            on.start(table.SAMPLES, sample, cuda, table=held, x=made, n=count, **sizes)
-        elif isinstance(draws, CdtDraws):
-            stream, law, boundaries = _ahead.look_ups(draws)
-            given = {"stream": _tables.stream(stream), "words": held, "x": made}
-            sizes = {"boundaries": boundaries, "first": position, "n": count}
-            on.start(table.CDT, (law.capitalize(),), cuda, **given, **sizes)
-        else:
-            made = draws.at(position, count).to(place)
+        given = {"draws": _tables.draws(held), "first": position, "n": count, "x": made}
+        on.start(table.DRAWS, (table.SOURCE,), cuda, **given)
     return made.to(device) if out is None else out.copy_(made)
 
 
@@ -109,11 +102,10 @@ def add_noise(
     draws: Draws | None = None,
 ) -> torch.Tensor:
     _device.refuse_noise_in_graphs(x.device)
-    if draws is not None:
-        return noise.add_drawn(x, _drawn(on, x, draws, position, rounding), scale)
-    law = distribution.capitalize()
+    law = distribution.capitalize() if draws is None else table.SOURCE
     with _device.guard(x.device) as cuda:
-        given: dict[str, Any] = {"stream": _tables.stream(stream), "first": position, "x": x}
+        drawn = _tables.draws(stream if draws is None else draws)
+        given: dict[str, Any] = {"draws": drawn, "first": position, "x": x}
         if x.dtype in INTEGERS:
             kernel, instance = table.ADD_NOISE_INTEGER, (INTEGERS[x.dtype], law)
         else:
@@ -131,22 +123,13 @@ def add_noise(
     return x
 
 
-def _drawn(
-    on: Device, x: torch.Tensor, draws: Draws, position: int, rounding: Stream | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return draws of a noise source for ``x``, and rounding bits if ``x`` holds floats."""
-    at: dict[str, Any] = {"position": position, "count": x.numel(), "device": x.device}
-    drawn = source_draws(on, draws, **at)
-    if x.dtype in INTEGERS:
-        return drawn, None
-    if draws.rounding is not None:
-        return drawn, draws.bits_at(position, x.numel())
-    assert rounding is not None
-    return drawn, rounding_bits(on, rounding, **at).to(torch.int32).bitwise_and_(0xFFFF)
+def made_in_tiles(draws: Draws | None) -> bool:
+    """Whether kernels make these draws themselves, by a law or a table, tile by tile."""
+    return draws is None or not draws.in_memory
 
 
 def ahead(on: Device) -> _ahead.Ahead:
-    """Return what writes a source's draws on this device."""
+    """Return what adds to draws in memory the rounding bits that they lack."""
     return _ahead.Ahead(partial(source_draws, on), partial(rounding_bits, on))
 
 

@@ -17,7 +17,7 @@ from .. import update
 from .._count import Count, known
 from . import _device, _numbers, _tables
 from . import _kernels as table
-from ._launch_noise import FLOATS, INTEGERS, ahead
+from ._launch_noise import FLOATS, INTEGERS, ahead, made_in_tiles
 from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
@@ -64,16 +64,14 @@ class Planned:
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = NoiseOrigin.stream, DISTRIBUTIONS.code(noise.distribution)
-            plan["stream"] = _tables.stream(noise.stream)
+            in_tiles = made_in_tiles(noise.draws)
+            plan["noise"] = NoiseOrigin.stream if in_tiles else NoiseOrigin.draws
+            plan["law"] = DISTRIBUTIONS.code(noise.distribution)
+            plan["draws"] = _tables.draws(noise.draws or noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["step_counter"] = (
                 0 if noise.step_counter is None else noise.step_counter.data_ptr()
             )
-            if noise.draws is not None:
-                bits = noise.draws.rounding
-                plan["noise"], plan["draws"] = NoiseOrigin.draws, noise.draws.values.data_ptr()
-                plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
         kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
         return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
 
@@ -85,9 +83,10 @@ def _kernel(
     if noise is None:
         return table.UPDATE_FLAT, (value, value, "false")
     sums = INTEGERS.get(total, value)
-    if noise.draws is not None:
+    if not made_in_tiles(noise.draws):
         return table.UPDATE_FLAT, (value, sums, "true")
-    return table.UPDATE_TILE, (value, sums, noise.distribution.capitalize())
+    drawn = noise.distribution.capitalize() if noise.draws is None else table.SOURCE
+    return table.UPDATE_TILE, (value, sums, drawn)
 
 
 def step(
@@ -109,7 +108,7 @@ def step(
         _device.refuse_noise_in_graphs(device)
     with _device.guard(device) as cuda:
         nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
-        if noise is not None:
+        if noise is not None and not made_in_tiles(noise.draws):
             noise = ahead(on).of_update(noise, sums)
         planned = Planned.of(
             params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
@@ -169,7 +168,7 @@ def tasks_of(
         tasks["first_position"] = first = np.array([noise.positions[i] for i in used], np.int64)
         tasks["per_unit"] = [_numbers.per_unit(noise.scales[i], dtype) for i in used]
         tasks["step"] = [_numbers.step(noise.scales[i], gradient_scale, dtype) for i in used]
-        if noise.draws is None:
+        if noise.draws is None or made_in_tiles(noise.draws):
             pieces = -(-(first % layouts.TILE + size) // layouts.TILE)
         else:
             tasks["draws_at"] = at = first - noise.draws.first

@@ -20,7 +20,9 @@ from ...base.errors import BackendError
 from ...base.rng import Stream
 from ...base.struct_types import Struct
 from .. import update
+from .._draws import Draws
 from . import _device
+from ._structs import BYTES
 
 Table = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,6 +53,13 @@ def stream(value: Stream) -> Table:
     """Return a keystream as a struct."""
     key = np.frombuffer(value.key, "<u4")
     return one(layouts.STREAM, key=key, n0=value.n0, n1=value.n1, rounds=value.rounds)
+
+
+def draws(source: Draws | Stream) -> Table:
+    """Return what a kernel draws from as a struct: a noise source, or the stream of a law."""
+    if isinstance(source, Stream):
+        return one(layouts.DRAWS, stream=stream(source))
+    return np.frombuffer(BYTES["Draws"](source), dtype(layouts.DRAWS)).reshape(())
 
 
 def starts(counts: Table) -> tuple[Table, int]:

@@ -114,8 +114,11 @@ def contract_everything() -> None:
         explicit.contract(grads, factors, outs, backend="cupy")
 
 
+READS = SampleReads(0, torch.arange(700, dtype=torch.int16), shift=10)
+
+
 def read_from_tables() -> None:
-    """Draws of tables of either kind."""
+    """Draws of tables of either kind, and all that adds them."""
     samples = torch.arange(700, dtype=torch.int16)
     made = [SampleReads(0, samples, shift=10), SampleReads(0, samples.int(), shift=10)]
     for law in LAWS:
@@ -123,6 +126,12 @@ def read_from_tables() -> None:
         made.append(CdtDraws(0, table, stream=STREAM, distribution=law))
     for draws in made:
         noise.source_draws(draws, position=7, count=5000, backend="cupy")
+    given: dict[str, Any] = {"stream": STREAM, "draws": READS, "backend": "cupy"}
+    for dtype in INTEGERS:
+        noise.add_noise(torch.ones(600, dtype=dtype), **given)
+    rounding = testing.KEY.stream(Purpose.ROUNDING, 1)
+    for dtype, scale in product(FLOATS, (1.0, torch.full((600,), 2.0))):
+        noise.add_noise(torch.ones(600, dtype=dtype), scale=scale, rounding=rounding, **given)
 
 
 def update_everything() -> None:
@@ -140,8 +149,9 @@ def update_everything() -> None:
             if kind is dtype:
                 update.step(params, sums, rule=rule, state=state, backend="cupy")
             values, bits = torch.zeros(609, dtype=torch.int32), torch.zeros(609, dtype=torch.int16)
-            ahead = replace(drawn, draws=update.Draws(0, values, bits))
-            update.step(params, sums, rule=rule, state=state, noise=ahead, backend="cupy")
+            for draws in (update.Draws(0, values, bits), READS):
+                made = replace(drawn, draws=draws)
+                update.step(params, sums, rule=rule, state=state, noise=made, backend="cupy")
     update.advance(update.step_counter(rule, 0, "cpu"), rule=rule, backend="cupy")
 
 
@@ -160,15 +170,16 @@ def perturb_everything() -> None:
     drawn = coef.Noise(scale=1.0, stream=STREAM, rounding=rounding, position=9)
     values, bits = torch.zeros(80000, dtype=torch.int32), torch.zeros(80000, dtype=torch.int16)
     ahead = replace(drawn, draws=coef.Draws(0, values, bits))
+    read = replace(drawn, draws=READS)
     for dtype, shape in product(FLOATS, ((0, 7), (3, 0), (700, 7), (2, 9000))):
         x, shift = torch.ones(shape, dtype=dtype), torch.ones(shape[0], dtype=dtype)
         scaled = replace(drawn, scale=torch.ones(shape[0]))
-        for given in (None, drawn, ahead, scaled):
+        for given in (None, drawn, ahead, read, scaled):
             coef.perturb(x, form="taylor", noise=given, backend="cupy")
             coef.quadratic(x, x, form="taylor", noise=given, shift=shift, backend="cupy")
     for dtype, width in product(FLOATS, (0, 30)):
         h, y = torch.ones(5, width, dtype=dtype), torch.ones(5, 3, dtype=dtype)
-        for given in (None, drawn, ahead, replace(drawn, scale=torch.ones(5))):
+        for given in (None, drawn, ahead, read, replace(drawn, scale=torch.ones(5))):
             coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
 
 
