@@ -17,7 +17,7 @@ from dpkern.base.errors import DPKernError, PrivacyError, UnsupportedModule
 from dpkern.engine.optimizer import PUBLIC
 from dpkern.engine.provenance.escapes import DECIDED
 from dpkern.engine.provenance.leaves import OWN_FUNCTIONS
-from dpkern.engine.provenance.meeting import PLACES
+from dpkern.engine.provenance.places import PLACES
 from dpkern.engine.provenance.rules import NODES
 from dpkern.engine.provenance.statistic import READ
 from tests.engine.engine_run import Run

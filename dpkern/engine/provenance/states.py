@@ -191,3 +191,8 @@ class Mixed:
 
 
 State = PerRecord | OneRecord | RecordSum | Mixed
+
+
+def misses(state: PerRecord) -> bool:
+    """Whether records of the pass are missing."""
+    return len(np.unique(state.ids[state.ids != NO_RECORD])) < state.batch.in_pass
