@@ -38,8 +38,9 @@ def check_collate(
     that draws random numbers is compared where shapes agree, with the same random state, for
     several secret ones, since it may mix now and then: also with generators that it reaches. One
     that draws none is compared with records replaced in front of the others as well, and with some
-    left out, since it may scale by their number. A data set that reads several records at once (``__getitems__``) is tried together with it. What the
-    collation keeps, and all generators, are put back at the end.
+    left out, since it may scale by their number. A data set that reads several records at once
+    (``__getitems__``) is tried together with it. What the collation keeps, and all generators, are
+    put back at the end.
 
     Args:
         dataset: the data set of the records.
@@ -82,18 +83,19 @@ def check_collate(
             if not trial:
                 batch(second[::-1], seed)  # what it keeps of a batch shows in the next
             after = batch(second, seed)
-            if not _equal_rows(before, after, count, slice(len(kept)), cut=True, views=views):
+            rows = slice(len(kept))
+            if not _equal_rows(before, after, count, rows, views, cut=True):
                 again = batch(first, seed ^ 1)
-                random_too = not _equal_rows(before, again, count, slice(None), views=views)
-                rows = slice(len(kept))
-                if not random_too or not _equal_rows(before, after, count, rows, views=views):
+                random_too = not _equal_rows(before, again, count, slice(None), views)
+                if not random_too or not _equal_rows(before, after, count, rows, views):
                     raise _mixes(at_once, views)
             _seed(seed)
             if own or drawn != _random_numbers():
                 continue
             # Draws of the first records would move those of the others, so these are not compared.
             before, after = batch(first[::-1], seed), batch(second[::-1], seed)
-            if not _equal_rows(before, after, count, slice(-len(kept), None), cut=True, views=views):
+            rows = slice(-len(kept), None)
+            if not _equal_rows(before, after, count, rows, views, cut=True):
                 raise _mixes(at_once, views)
             fewer = batch(kept[::-1], seed)
             if not _equal_but_rounded(before, fewer, count, len(kept), views):
@@ -103,9 +105,7 @@ def check_collate(
 
 
 def _mixes(at_once: bool, views: int, what: str = "replaced") -> InvalidInput:
-    order = "" if views == 1 else (
-        f"; views={views} says that the first rows of all records come first, then the second ones"
-    )
+    order = f"; views={views}: first rows of all records, then second ones" if views > 1 else ""
     return InvalidInput(
         "__getitems__ or collate_fn" if at_once else "collate_fn",
         expected="rows that depend on one record each",
@@ -176,7 +176,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def _equal_rows(
-    one: Any, two: Any, count: int, rows: slice, *, cut: bool = False, views: int = 1
+    one: Any, two: Any, count: int, rows: slice, views: int, *, cut: bool = False
 ) -> bool:
     """Whether these rows of ``count`` are equal in all tensors.
 
@@ -184,14 +184,12 @@ def _equal_rows(
     """
 
     def same(one: Array, two: Array) -> bool:
-        one, two = _by_record(one, count, views), _by_record(two, count, views)
-        if one is None or two is None or one.ndim != two.ndim:
+        a, b = _by_record(one, count, views), _by_record(two, count, views)
+        if a is None or b is None or a.ndim != b.ndim or (a.shape != b.shape and not cut):
             return True
-        if one.shape != two.shape and not cut:
-            return True
-        overlap = tuple(slice(min(a, b)) for a, b in zip(one.shape[2:], two.shape[2:], strict=True))
-        a, b = one[(slice(None), rows, *overlap)], two[(slice(None), rows, *overlap)]
-        return bool(a.tobytes() == b.tobytes())
+        overlap = tuple(slice(min(sizes)) for sizes in zip(a.shape[2:], b.shape[2:], strict=True))
+        kept = (slice(None), rows, *overlap)
+        return bool(a[kept].tobytes() == b[kept].tobytes())
 
     return _compared(one, two, same)
 
@@ -200,13 +198,13 @@ def _equal_but_rounded(one: Any, two: Any, count: int, fewer: int, views: int) -
     """Whether the last rows of ``count`` are those of a batch of these records alone."""
 
     def same(one: Array, two: Array) -> bool:
-        one, two = _by_record(one, count, views), _by_record(two, fewer, views)
-        if one is None or two is None or one.shape[2:] != two.shape[2:]:
+        a, b = _by_record(one, count, views), _by_record(two, fewer, views)
+        if a is None or b is None or a.shape[2:] != b.shape[2:]:
             return True
-        kept = one[:, count - fewer :]
+        kept = a[:, count - fewer :]
         if kept.dtype.kind not in "fc":
-            return bool(kept.tobytes() == two.tobytes())
-        return bool(np.allclose(kept, two, rtol=1e-4, atol=1e-6, equal_nan=True))
+            return bool(kept.tobytes() == b.tobytes())
+        return bool(np.allclose(kept, b, rtol=1e-4, atol=1e-6, equal_nan=True))
 
     return _compared(one, two, same)
 

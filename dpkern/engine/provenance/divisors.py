@@ -52,10 +52,10 @@ class Divisors:
             # The scale that remains after the clipping has undone the declared mean.
             if reduction != declared:
                 scale *= batch.in_pass if declared == "mean" else 1 / batch.in_pass
-            known = self._scales.setdefault((site, number, position), _ScaleBySize(scale, counts))
-            before = known.other_size(scale, counts)
-            if before is not None:
-                return varying_scale(declared, *before, scale, counts)
+            scales = self._scales.setdefault((site, number, position), _ScaleBySize(scale, counts))
+            other = scales.other_size(scale, counts)
+            if other is not None:
+                return varying_scale(declared, *other, scale, counts)
         return None
 
 
