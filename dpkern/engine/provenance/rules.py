@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..parameter import PRIVATE, source_of, tensors_in
 from .aliases import is_stale, note_write
+from .constants import may_be_read
 from .naming import has_reversed_operands, name_of, user_line
 from .places import is_part, written_at_places
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
@@ -164,7 +165,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
     tensors, statistic = _operands(args, kwargs)
-    tracked, states, private, foreign = [], [], None, False
+    tracked, states, constants, private, foreign = [], [], [], None, False
     for tensor in tensors:
         kind = type(tensor)
         if kind is TrackedTensor:
@@ -174,6 +175,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             private = tensor
         elif tensor.grad_fn is not None:
             foreign = True
+        elif may_be_read(tensor):
+            constants.append(tensor)
     if name == "item":
         return _number(func, args, kwargs, tracked)
     if name in _NO_RECORDS and private is None:
@@ -190,6 +193,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 return retrack(value, replace(statistic, batch=states[0].batch))
         return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
+    if constants and states and (batch := states[0].batch) is not None and batch.boundary:
+        batch.boundary.constants.note(batch, constants)
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one

@@ -27,6 +27,8 @@ class Boundary(Protocol):
     """Interface between tracked tensors and the private module."""
 
     has_loader: bool
+    constants: Any
+    """The constants that have met samples (``constants``)."""
 
     def assume(self, condition: str) -> None:
         """Add a condition of the certificate."""
