@@ -11,7 +11,8 @@ from .provenance.states import Mixed
 from .provenance.statistic import Count, Statistic, remembered
 from .provenance.tensor import TrackedTensor
 
-_MARKED = (Statistic, Count, TrackedTensor)
+_PLAIN = frozenset({bool, int, type(None)})
+_MARKED = frozenset({Statistic, Count, TrackedTensor})
 
 
 def check_settings(groups: Sequence[Mapping[str, Any]], others: Mapping[str, Any]) -> None:
@@ -26,7 +27,9 @@ def check_settings(groups: Sequence[Mapping[str, Any]], others: Mapping[str, Any
     """
     for place, group in enumerate(groups):
         for name, value in group.items():
-            if name != "params" and (found := _origin(value)) is not None:
+            if type(value) in _PLAIN or name == "params":
+                continue
+            if (found := _origin(value)) is not None:
                 raise _follows(f"optimizer.param_groups[{place}][{name!r}]", found)
     for name, value in others.items():
         if (found := _origin(value)) is not None:

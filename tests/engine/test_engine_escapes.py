@@ -269,7 +269,7 @@ def test_a_scale_that_returns_with_the_size_follows_it() -> None:
     sizes = [5, 4, 3] * 5
     scales = _ScaleBySize(1 / 4, (5, 5))
     found = [scales.other_size(1 / (size - 1), (size, size)) for size in sizes]
-    assert [place for place, other in enumerate(found) if other][0] == 2 + _RETURNS
+    assert next(place for place, other in enumerate(found) if other) == 2 + _RETURNS
 
 
 @pytest.mark.parametrize("seed", range(20))

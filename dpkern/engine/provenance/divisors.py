@@ -79,7 +79,7 @@ class _ScaleBySize:
         self._seen: dict[_Counts, float] | None = {counts: scale}
         """The scale of every size; None once a size has had several."""
         self._returns = 0
-        """How often a size came back with its scale, after another size with another one."""
+        """Number of times a size came back with its scale, after another size with another one."""
 
     def other_size(self, scale: float, counts: _Counts) -> tuple[float, _Counts] | None:
         """Return an earlier scale and its size if they show that the scale follows the size."""
