@@ -366,7 +366,7 @@ class Capture:
             self.budget.activations += x.nbytes
             for target in targets:
                 if target is not None:
-                    target.source.uses += 1
+                    target.source.count_use()
         self.verification.note(use, moves=moves, again=again)
         if self.on_use is not None:
             self.on_use(use, x)

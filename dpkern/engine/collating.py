@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Subset, default_collate
 
 from ..base.errors import InvalidInput
@@ -18,6 +19,7 @@ from .random_state import RandomState
 from .snapshot import Snapshot
 
 Collate = Callable[[list[Any]], Any]
+Array = NDArray[Any]
 
 
 TRIALS = 32
@@ -27,21 +29,26 @@ One that mixes a tenth of all batches passes with probability 0.9^32 = 0.034."""
 _SYSTEM = random.SystemRandom()
 
 
-def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TRIALS) -> None:
+def check_collate(
+    dataset: Any, collate: Collate, size: int, *, trials: int = TRIALS, views: int = 1
+) -> None:
     """Check that replacing one of a few records leaves the rows of all others as they are.
 
     Rows are compared as far as both batches go, since padding may be longer in one. A collation
     that draws random numbers is compared where shapes agree, with the same random state, for
     several secret ones, since it may mix now and then: also with generators that it reaches. One
-    that draws none is compared with records replaced in front of the others as well. A data set
-    that reads several records at once (``__getitems__``) is tried together with it. What the
-    collation keeps, and all generators, are put back at the end.
+    that draws none is compared with records replaced in front of the others as well, and with some
+    left out, since it may scale by their number. A data set that reads several records at once
+    (``__getitems__``) is tried together with it. What the collation keeps, and all generators, are
+    put back at the end.
 
     Args:
         dataset: the data set of the records.
         collate: makes a batch of a list of records.
         size: records of a usual batch; between 3 and 16 are tried.
         trials: maximum number of random states.
+        views: rows of each record in tensors that hold the first views of all records, then the
+            second ones, and so on.
 
     Raises:
         InvalidInput: a record changes the rows of others.
@@ -76,29 +83,35 @@ def check_collate(dataset: Any, collate: Collate, size: int, *, trials: int = TR
             if not trial:
                 batch(second[::-1], seed)  # what it keeps of a batch shows in the next
             after = batch(second, seed)
-            if not _equal_rows(before, after, count, len(kept), cut=True):
+            rows = slice(len(kept))
+            if not _equal_rows(before, after, count, rows, views, cut=True):
                 again = batch(first, seed ^ 1)
-                random_too = not _equal_rows(before, again, count, count, cut=False)
-                if not random_too or not _equal_rows(before, after, count, len(kept), cut=False):
-                    raise _mixes(at_once)
+                random_too = not _equal_rows(before, again, count, slice(None), views)
+                if not random_too or not _equal_rows(before, after, count, rows, views):
+                    raise _mixes(at_once, views)
             _seed(seed)
             if own or drawn != _random_numbers():
                 continue
             # Draws of the first records would move those of the others, so these are not compared.
             before, after = batch(first[::-1], seed), batch(second[::-1], seed)
-            if not _equal_rows(before, after, count, -len(kept), cut=True):
-                raise _mixes(at_once)
+            rows = slice(-len(kept), None)
+            if not _equal_rows(before, after, count, rows, views, cut=True):
+                raise _mixes(at_once, views)
+            whole, fewer = batch(first, seed), batch(kept, seed)
+            if not _equal_but_rounded(whole, fewer, count, len(kept), views):
+                raise _mixes(at_once, views, "left out")
             if trial >= trials // 8:  # it may have a generator that is not found
                 return
 
 
-def _mixes(at_once: bool) -> InvalidInput:
+def _mixes(at_once: bool, views: int, what: str = "replaced") -> InvalidInput:
+    order = f"; views={views}: first rows of all records, then second ones" if views > 1 else ""
     return InvalidInput(
         "__getitems__ or collate_fn" if at_once else "collate_fn",
         expected="rows that depend on one record each",
-        got="rows of other records that changed when one was replaced",
+        got=f"rows of other records that changed when one was {what}",
         remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; "
-        "padding may depend on the longest record, values may not.",
+        f"padding may depend on the longest record, values may not{order}.",
     )
 
 
@@ -162,27 +175,61 @@ def random_state_kept() -> Iterator[None]:
         kept.restore()
 
 
-def _equal_rows(one: Any, two: Any, count: int, rows: int, *, cut: bool) -> bool:
-    """Whether the first ``rows`` of ``count`` are equal in all tensors; the last if negative.
+def _equal_rows(
+    one: Any, two: Any, count: int, rows: slice, views: int, *, cut: bool = False
+) -> bool:
+    """Whether these rows of ``count`` are equal in all tensors.
 
     With ``cut`` they are compared where their shapes overlap.
     """
+
+    def same(one: Array, two: Array) -> bool:
+        a, b = _by_record(one, count, views), _by_record(two, count, views)
+        if a is None or b is None or a.ndim != b.ndim or (a.shape != b.shape and not cut):
+            return True
+        overlap = tuple(slice(min(sizes)) for sizes in zip(a.shape[2:], b.shape[2:], strict=True))
+        kept = (slice(None), rows, *overlap)
+        return bool(a[kept].tobytes() == b[kept].tobytes())
+
+    return _compared(one, two, same)
+
+
+def _equal_but_rounded(one: Any, two: Any, count: int, fewer: int, views: int) -> bool:
+    """Whether the first rows of ``count`` are those of a batch of these records alone."""
+
+    def same(one: Array, two: Array) -> bool:
+        a, b = _by_record(one, count, views), _by_record(two, fewer, views)
+        if a is None or b is None or a.shape[2:] != b.shape[2:]:
+            return True
+        kept = a[:, :fewer]
+        if kept.dtype.kind not in "fc":
+            return bool(kept.tobytes() == b.tobytes())
+        return bool(np.allclose(kept, b, rtol=1e-4, atol=1e-6, equal_nan=True))
+
+    return _compared(one, two, same)
+
+
+def _by_record(array: Array, count: int, views: int) -> Array | None:
+    """Return the array with views first and records second; None if it has no row for each."""
+    if not array.ndim or not count:
+        return None
+    for each in (1, views):
+        if len(array) == each * count:
+            return array.reshape(each, count, *array.shape[1:])
+    return None
+
+
+def _compared(one: Any, two: Any, same: Callable[[Array, Array], bool]) -> bool:
+    """Whether ``same`` holds for all pairs of tensors or arrays of two batches."""
     if isinstance(one, torch.Tensor):
         one, two = one.detach().cpu().numpy(), two.detach().cpu().numpy()
     if isinstance(one, np.ndarray):
-        if one.ndim == 0 or len(one) != count or len(two) != count or one.ndim != two.ndim:
-            return True
-        if one.shape != two.shape and not cut:
-            return True
-        overlap = tuple(slice(min(a, b)) for a, b in zip(one.shape[1:], two.shape[1:], strict=True))
-        kept = slice(rows) if rows >= 0 else slice(rows, None)
-        a, b = one[(kept, *overlap)], two[(kept, *overlap)]
-        return bool(a.tobytes() == b.tobytes())
+        return same(one, two)
     if isinstance(one, Mapping):
-        return all(_equal_rows(one[k], two[k], count, rows, cut=cut) for k in one if k in two)
+        return all(_compared(one[k], two[k], same) for k in one if k in two)
     if isinstance(one, (tuple, list)) and len(one) == len(two):
-        return all(_equal_rows(a, b, count, rows, cut=cut) for a, b in zip(one, two, strict=True))
+        return all(_compared(a, b, same) for a, b in zip(one, two, strict=True))
     inner = getattr(one, "__dict__", None)
     if inner and any(isinstance(v, torch.Tensor) for v in inner.values()):
-        return _equal_rows(inner, vars(two), count, rows, cut=cut)
+        return _compared(inner, vars(two), same)
     return True

@@ -41,6 +41,7 @@ from .replaced_rows import (
     replaced_rows,
     taken_rows,
     tensors_of,
+    values_of,
 )
 from .snapshot import Snapshot
 from .zero_gates import gates_opened, is_zero, possible_gates
@@ -239,6 +240,7 @@ class DifferenceProbe:
             absorbed |= differ
         outcome.counted = self._before.changes(base.left) - absorbed
         outcome.absorbed = self._lasting(base.left, others, absorbed)
+        outcome.kept = sorted(absorbed.difference(outcome.absorbed))
         if full and rows and self.whole and not outcome.mixed and not outcome.absorbed:
             outcome.by_number = check_fewer_rows(
                 *(self.module, self._pass_and_back, self.arguments, self.batch, self._draws),
@@ -383,6 +385,7 @@ class DifferenceProbe:
         """Compare the outputs, or those of the module's parts if its own have no rows."""
         mixed, hidden, kept = False, False, self._kept(chosen)
         if change is not None:
+            outcome.has_numbers |= [*values_of(plain)] != [*values_of(result)]
             mixed = differing(plain, result, self.batch, kept) is not None
             hidden = not has_rows(plain, self.batch)
         if self.together(mixed or hidden):

@@ -16,6 +16,7 @@ from .layers_alone import LayersProbe, runs_layers_alone
 from .occasions import Occasions
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
+from .provenance.statistic import READ
 from .replaced_rows import tensors_of
 from .snapshot import Snapshot
 from .state import StateGuard
@@ -23,6 +24,13 @@ from .uncompiled import nothing_compiled
 
 if TYPE_CHECKING:
     from .capture import Capture
+
+
+KEPT = (
+    "what the module keeps of a pass as an attribute is printed or kept, and nothing that is "
+    "trained on is computed from it"
+)
+"""The condition of certificates where a pass leaves attributes that follow the samples."""
 
 
 class ForwardGuard:
@@ -214,6 +222,7 @@ class ForwardGuard:
     ) -> None:
         module = self.module
         self._is_plain = outcome.is_plain
+        self._assume(outcome)
         error = outcome.error()
         anywhere = self.capture.any_rank
         if anywhere is not None and anywhere(error is not None) and error is None:
@@ -237,6 +246,16 @@ class ForwardGuard:
             self._occasions.probed(True)
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
+
+    def _assume(self, outcome: ProbeOutcome) -> None:
+        """Add the conditions of the certificate that follow from what a pass leaves to the loop."""
+        boundary = self.capture.boundary
+        if boundary is None or not boundary.has_loader:
+            return
+        if outcome.kept:
+            boundary.assume(KEPT)
+        if outcome.has_numbers:
+            boundary.assume(READ)
 
     def _check_inner_losses(
         self,
@@ -331,6 +350,7 @@ class ForwardGuard:
                 outcome = self._probe(self.module, args, kwargs, batch, full=True, rows=False)
             finally:
                 after.restore()
+            self._assume(outcome)
             error = outcome.error()
             if error is not None:
                 raise error

@@ -253,7 +253,7 @@ class PrivateLoader(DataLoader[Any]):
             return
         if self.position >= self._next_trial:
             size, trials = round(self.expected_batch_size), 1 if self._checked else TRIALS
-            check_collate(dataset, self.collate_fn, size, trials=trials)
+            check_collate(dataset, self.collate_fn, size, trials=trials, views=self.views)
             self._next_trial = self.position + (_TRIAL_GAP if self._checked else 1)
         if not self._checked and self.padding is not None:
             with random_state_kept():
@@ -458,6 +458,13 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
     if not isinstance(loader, DataLoader) or isinstance(loader, PrivateLoader):
         kind = type(loader).__name__
         raise refuse("a torch DataLoader that is not private yet", kind, "Pass the original one.")
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise refuse(
+            "a DataLoader whose batches are what collate_fn made of the records",
+            f"{type(loader).__name__}, which iterates in a way of its own",
+            "Pass a DataLoader over the same data set, and do in collate_fn or in the loop what "
+            "its __iter__ does to the batches: the private loader draws its own.",
+        )
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or not len(dataset):
         raise refuse(

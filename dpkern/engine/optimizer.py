@@ -31,6 +31,7 @@ from .local import like
 from .module_parameters import no_gradient
 from .parameter import PrivateParameter, without_torch_function
 from .program.packed_update import PackedUpdate
+from .settings import check_settings
 from .sharded import ShardedModule
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
@@ -284,8 +285,11 @@ class OptimizerAdapter:
                 param.grad = None
 
     def _check_parameters(self) -> None:
+        optimizer = self.optimizer
+        numbers = {name: optimizer.__dict__[name] for name in self._shown}
+        check_settings(optimizer.param_groups, numbers)
         ours = self._places.__contains__
-        for k, group in enumerate(self.optimizer.param_groups):
+        for k, group in enumerate(optimizer.param_groups):
             if all(map(ours, map(id, group["params"]))):
                 continue
             for param in group["params"]:

@@ -31,6 +31,10 @@ class ProbeOutcome:
     """The error for outputs that depend on the number of samples."""
     by_gradients: UnsupportedModule | None = None
     """The error for gradients that depend on the other samples."""
+    has_numbers: bool = False
+    """Whether the module returns numbers or arrays that follow the samples."""
+    kept: list[str] = field(default_factory=list)
+    """Paths of attributes that follow the data until the next pass overwrites them."""
     has_losses: bool = False
     """Whether the module returns scalars that require a gradient."""
 

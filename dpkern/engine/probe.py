@@ -309,7 +309,12 @@ class Probe:
     def _backward(self, loss: Tensor, anchor: Tensor) -> None:
         leaves, checkpointed = _graph(loss)
         if not checkpointed:
-            torch.autograd.backward(loss, inputs=[anchor], retain_graph=True)
+            try:
+                torch.autograd.backward(loss, inputs=[anchor], retain_graph=True)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise _written_in_place(error) from error
             return
         # Reentrant checkpoints allow no chosen inputs: everything accumulates and is put back.
         before = [leaf.grad for leaf in leaves]
@@ -320,6 +325,16 @@ class Probe:
         finally:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
+
+
+def _written_in_place(error: RuntimeError) -> UnsupportedModule:
+    return UnsupportedModule(
+        "the module",
+        expected="a forward pass through which gradients lead back to its inputs",
+        got=str(error).partition(":")[0],
+        remedy="Write x = x / y for x /= y, or begin with x = x.clone(): samples are followed by "
+        "gradients that reach the inputs, too.",
+    )
 
 
 def _pairs(one: Heard, two: Heard, scales: Tensor) -> Iterator[Scaled]:

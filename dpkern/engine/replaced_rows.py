@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -66,6 +67,23 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
     elif _is_record(tree):
         for item in vars(tree).values():
             yield from tensors_of(item)
+
+
+def values_of(tree: Any) -> Iterator[str | bytes]:
+    """Yield what the numbers, texts and arrays are that ``mapped`` would leave as they are."""
+    if isinstance(tree, (bool, int, float, complex, str, np.generic)):
+        yield str(tree)  # NaN, too, equals itself
+    elif isinstance(tree, np.ndarray):
+        yield tree.tobytes()
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from values_of(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from values_of(item)
+    elif _is_record(tree):
+        for item in vars(tree).values():
+            yield from values_of(item)
 
 
 def _index(rows: Sequence[int], device: torch.device) -> Tensor:

@@ -66,6 +66,7 @@ class StateGuard:
         self._modules: list[tuple[str, nn.Module]] = []
         self._entered: Marks = ([], [])
         self._ids: set[int] = set()
+        self._trained_names: set[str] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -91,7 +92,9 @@ class StateGuard:
         self._forget()
         self._ids = self._trained()
         self.refresh()
+        self._trained_names = {name for name, t in self._places() if id(t) in self._ids}
         self.approve()
+        self._left = self._marks()
         for name, part in self._modules:
             if not isinstance(part, torch.jit.ScriptModule):  # it takes no such hooks
                 self._watch(name, part)
@@ -126,7 +129,7 @@ class StateGuard:
             if [*compress(versions, other)] == [*compress(left, other)]:
                 return
         written = self._written(self._left, now)
-        self._check(self._unapproved(written), "between forward passes")
+        self._check(self._unapproved(self._lasting(written)), "between forward passes")
 
     def after_pass(self) -> None:
         """Refuse what this pass wrote without a probe having seen that it follows no data.
@@ -137,7 +140,7 @@ class StateGuard:
         self._entered = self._seen_quickly() or self._entered
         now, self._left = self._marks(), None
         if now != self._entered:
-            names = self._unapproved(self._written(self._entered, now))
+            names = self._unapproved(self._lasting(self._written(self._entered, now)))
             if self._whole():
                 ours = self._written(self._entered, now, trained=True)
                 names += [name for name, _ in ours if name not in self.counted]
@@ -156,6 +159,7 @@ class StateGuard:
         names = {name for name in after if after[name] != before.get(name)}
         self.approve({name for name in names if name in fine or name not in before})
         self._forget()
+        self._left = self._marks()
 
     def check(self, prefix: str = "", part: nn.Module | None = None) -> None:
         """Refuse contents that were not approved, in one module or in all.
@@ -262,6 +266,15 @@ class StateGuard:
             return []
         places = self._marked()
         return [places[i] for i in changed]
+
+    def _lasting(self, places: list[_Place]) -> list[_Place]:
+        """Leave out other tensors in the place of trained ones, in a pass without gradients.
+
+        ``torch.func.functional_call`` puts a teacher's weights there for that pass.
+        """
+        if torch.is_grad_enabled():
+            return places
+        return [place for place in places if place[0] not in self._trained_names]
 
     def _unapproved(self, places: Iterable[_Place]) -> list[str]:
         names = []

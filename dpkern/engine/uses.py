@@ -36,6 +36,10 @@ class GradientSource:
     def watched(self) -> bool:
         return self.capture.watching
 
+    def count_use(self) -> None:
+        """Count a use in the forward pass of the current samples."""
+        self.uses += 1
+
     def check_operands(self) -> None:
         """Check that what arrived is what it was when it did.
 

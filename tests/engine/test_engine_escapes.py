@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpkern.base.errors import DPKernError, PrivacyError, UnsupportedModule
+from dpkern.engine.guard import KEPT
 from dpkern.engine.optimizer import PUBLIC
+from dpkern.engine.provenance.divisors import _RETURNS, _ScaleBySize
 from dpkern.engine.provenance.escapes import DECIDED
 from dpkern.engine.provenance.leaves import OWN_FUNCTIONS
-from dpkern.engine.provenance.meeting import PLACES
+from dpkern.engine.provenance.places import PLACES
 from dpkern.engine.provenance.rules import NODES
 from dpkern.engine.provenance.statistic import READ
 from tests.engine.engine_run import Run
@@ -170,6 +173,18 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         ),
         PLACES,
     ),
+    "label at a place": (lambda r, x, y, i: (y.__setitem__(0, 1), plain(r, x, y)), PLACES),
+    "row cleared through a view": (lambda r, x, y, i: (x[0].zero_(), plain(r, x, y)), PLACES),
+    "tensor that torch fills with a statistic": (
+        lambda r, x, y, i: plain(r, x * torch.full((1,), x.std().detach()), y),  # type: ignore[arg-type]
+        READ,
+    ),
+    "sum of constants with a factor of samples": (
+        lambda r, x, y, i: plain(
+            r, x * torch.add(torch.ones(1), torch.ones(1), alpha=x.std().detach()), y
+        ),
+        READ,
+    ),
     "penalty in public": (public(lambda r, x, y: r.module[0].weight.square().sum()), PUBLIC),
 }
 
@@ -179,6 +194,91 @@ def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
     body, condition = CONDITIONS[name]
     assert condition in train(body).engine.step.ledger.conditions
     assert condition not in train(lambda r, x, y, i: plain(r, x, y)).engine.step.ledger.conditions
+
+
+class Scaling(nn.Module):
+    """A linear layer whose outputs an argument scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        return self.inner(x) * scale
+
+
+class Keeping(Scaling):
+    """It keeps the spread of its outputs until the next pass."""
+
+    def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        output = super().forward(x, scale)
+        self.spread = output.detach().std()
+        return output
+
+
+class Telling(Scaling):
+    """It returns the spread of its outputs as a number."""
+
+    def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Any:
+        output = super().forward(x, scale)
+        return output, float(output.detach().std())
+
+
+def by_what_is_kept(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+    (F.cross_entropy(run.module(x), y) / run.module.spread).backward()  # type: ignore[operator]
+
+
+def by_what_is_told(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+    output, spread = run.module(x)
+    (F.cross_entropy(output, y) / spread).backward()
+
+
+def by_what_torch_fills(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+    scale = torch.full((), x.std().detach())  # type: ignore[arg-type]
+    F.cross_entropy(run.module(x, scale), y).backward()
+
+
+@pytest.mark.parametrize(
+    ("module", "body", "condition"),
+    [
+        (Scaling, by_what_torch_fills, READ),
+        (Keeping, by_what_is_kept, KEPT),
+        (Telling, by_what_is_told, READ),
+    ],
+)
+def test_statistics_that_the_module_takes_or_hands_out_are_a_condition(
+    module: type[nn.Module], body: Body, condition: str
+) -> None:
+    assert condition in train(body, module()).engine.step.ledger.conditions
+    usual = train(lambda r, x, y, i: plain(r, x, y), Scaling())
+    assert condition not in usual.engine.step.ledger.conditions
+
+
+@pytest.mark.parametrize("value", [0.07, 1 / 3])
+def test_constants_are_no_condition(value: float) -> None:
+    """Numbers with few digits may be made anew for every batch, others once."""
+    once = torch.tensor(value)
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        plain(run, x / (torch.tensor(value) if value == 0.07 else once), y)
+
+    assert READ not in train(body).engine.step.ledger.conditions
+
+
+def test_a_scale_that_returns_with_the_size_follows_it() -> None:
+    sizes = [5, 4, 3] * 5
+    scales = _ScaleBySize(1 / 4, (5, 5))
+    found = [scales.other_size(1 / (size - 1), (size, size)) for size in sizes]
+    assert next(place for place, other in enumerate(found) if other) == 2 + _RETURNS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_scales_follow_no_size(seed: int) -> None:
+    draw = random.Random(seed)
+    scales = _ScaleBySize(1.0, (8, 8))
+    for _ in range(200):
+        size = draw.randint(6, 10)
+        assert scales.other_size(draw.choice([1.0, 0.3]), (size, size)) is None
 
 
 def test_a_loss_that_is_read_after_its_backward_pass_is_no_condition() -> None:

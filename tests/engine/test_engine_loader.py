@@ -72,7 +72,7 @@ def test_short_epochs_share_a_trial_of_their_collation(monkeypatch: pytest.Monke
         monkeypatch.setattr(
             loader,
             "check_collate",
-            lambda *_, trials, of=private_loader: tried.append((of.position, trials)),
+            lambda *_, trials, views, of=private_loader: tried.append((of.position, trials)),
         )
         rows_of(private_loader, 11)
     # Nothing collates rows of tensors, which are read at once.

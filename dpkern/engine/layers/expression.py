@@ -52,6 +52,16 @@ class Expression(GradientSource):
         self.capture.expressions.append(self)
         self.capture.recorded = True
 
+    def count_use(self) -> None:
+        """Count a use, also of an expression that was made before these samples came."""
+        if self not in self.capture.expressions:
+            self.uses = 0
+            self.capture.expressions.append(self)
+            if self.view is None:
+                for slot in self.slots:
+                    slot.indirect = True
+        super().count_use()
+
     @property
     def watched(self) -> bool:
         return any(slot.watched for slot in self.slots)
@@ -81,14 +91,25 @@ class Expression(GradientSource):
         with without_torch_function():
             if record.batch == 0:
                 return [slot.used.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
-            return torch.autograd.grad(
-                self.tensor,
-                [slot.used for slot in self.slots],
-                gradients,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
-            )
+            try:
+                return torch.autograd.grad(
+                    self.tensor,
+                    [slot.used for slot in self.slots],
+                    gradients,
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=True,
+                )
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
+                    raise
+                raise UnsupportedModule(
+                    self.name,
+                    expected="an expression of parameters that is computed anew for every batch",
+                    got="one whose graph a backward pass has used up",
+                    remedy="Compute it in forward(), without torch.nn.utils.parametrize.cached(); "
+                    "retain_graph=True keeps the graph of one that several batches use.",
+                ) from error
 
 
 def check_size(source: GradientSource, numbers: int) -> None:

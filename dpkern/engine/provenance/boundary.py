@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
 from ..parameter import PRIVATE, without_torch_function
 from . import refusals
+from .constants import Constants, may_be_read
 from .entrance import (
     Input,
     has_no_records,
@@ -62,6 +63,7 @@ class ModuleBoundary:
         self.activate = activate
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
+        self.constants = Constants()
         self.views = 1
         """The number of rows of each record in passes without a loader."""
         self.has_loader = False
@@ -136,6 +138,7 @@ class ModuleBoundary:
             self._check_by_hand(len(inputs))
         if rows is not None and training:
             self._check_others(inputs, rows)
+            self.constants.note(rows.batch, [t for _, t, _ in inputs if may_be_read(t)])
             self._begin(rows)
         self._rows = rows
         result: tuple[Any, Any] = stripped((args, kwargs), rows) if tracked else (args, kwargs)

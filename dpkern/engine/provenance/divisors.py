@@ -28,7 +28,7 @@ class Divisors:
         self.before: dict[tuple[CallSite, int], tuple[Any, ...]] = {}
         """The values compared last, by call and number of the loss."""
         self._shares: dict[_Key, int] = {}
-        self._scales: dict[_Key, tuple[float, tuple[int, int]]] = {}
+        self._scales: dict[_Key, _ScaleBySize] = {}
 
     def check(self, state: RecordSum, number: int, declared: str) -> UnsupportedModule | None:
         """Compare a loss with earlier ones of the same call; return the error, if there is one.
@@ -52,22 +52,68 @@ class Divisors:
             # The scale that remains after the clipping has undone the declared mean.
             if reduction != declared:
                 scale *= batch.in_pass if declared == "mean" else 1 / batch.in_pass
-            key = site, number, position
-            before, records = self._scales.setdefault(key, (scale, counts))
-            if _follows_size(before, records, scale, counts):
-                return varying_scale(declared, before, records, scale, counts)
+            scales = self._scales.setdefault((site, number, position), _ScaleBySize(scale, counts))
+            other = scales.other_size(scale, counts)
+            if other is not None:
+                return varying_scale(declared, *other, scale, counts)
         return None
+
+
+_Counts = tuple[int, int]
+"""Numbers of records: in the pass, and in the batch."""
+
+
+class _ScaleBySize:
+    """The scale of one term in batches of several sizes.
+
+    A scale that follows the size comes back with the size. Schedules and random weights give one
+    size several scales.
+
+    Args:
+        scale: the first one.
+        counts: numbers of records that it was seen with.
+    """
+
+    def __init__(self, scale: float, counts: _Counts) -> None:
+        self._first = self._last = scale, counts
+        self._seen: dict[_Counts, float] | None = {counts: scale}
+        """The scale of every size; None once a size has had several."""
+        self._returns = 0
+        """Number of times a size came back with its scale, after another size with another one."""
+
+    def other_size(self, scale: float, counts: _Counts) -> tuple[float, _Counts] | None:
+        """Return an earlier scale and its size if they show that the scale follows the size."""
+        if _follows_size(*self._first, scale, counts):
+            return self._first
+        if self._seen is None:
+            return None
+        last, self._last = self._last, (scale, counts)
+        is_return = counts in self._seen and counts != last[1] and not _same(scale, last[0])
+        if not _same(self._seen.setdefault(counts, scale), scale):
+            self._seen = None
+            return None
+        self._returns += is_return
+        return last if self._returns >= _RETURNS else None
+
+
+_RETURNS = 10
+"""Returns of sizes with their scales after which the scale counts as following the size: of a
+random weight with two values 2^-10 would look like one."""
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6)
 
 
 def _follows_size(
     before: float, records: Sequence[int], scale: float, counts: Sequence[int]
 ) -> bool:
-    """Whether a scale changed in proportion to a number of records, or to its inverse."""
-    if math.isclose(before, scale, rel_tol=1e-6) or not before or not math.isfinite(scale):
+    """Whether a scale changed as a number of records did, its root or square, or their inverse."""
+    if _same(before, scale) or not before or not math.isfinite(scale):
         return False
     return any(
-        math.isclose(scale / before, ratio, rel_tol=1e-6)
+        _same(scale / before, (new / old) ** power)
         for old, new in zip(records, counts, strict=True)
         if old and new
-        for ratio in (new / old, old / new)
+        for power in (1, -1, 0.5, -0.5, 2, -2)
     )

@@ -25,7 +25,7 @@ ELEMENTWISE = """
     sin cos tan asin acos atan atan2 arctan2 sinh cosh tanh asinh acosh atanh sinc deg2rad rad2deg
     erf erfc erfinv lgamma digamma
     sigmoid softplus relu relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish
-    hardsigmoid hardshrink softshrink tanhshrink softsign logsigmoid threshold rrelu
+    hardsigmoid hardshrink softshrink tanhshrink softsign logsigmoid log_sigmoid threshold rrelu
     floor ceil round trunc fix frac nan_to_num isnan isinf isfinite isneginf isposinf isreal signbit
     copysign lerp addcmul addcdiv masked_fill where
     polar angle conj conj_physical resolve_conj resolve_neg real imag complex
@@ -111,7 +111,7 @@ def bucketize(call: TrackedCall, out: Tensor) -> State | None:
 _SAME = """
     to cpu cuda float double half bfloat16 int long bool short byte char type type_as clone detach
     contiguous pin_memory requires_grad_ data.get real.get imag.get view_as_real view_as_complex
-    zeros_like ones_like full_like empty_like rand_like randn_like randint_like retain_grad
+    zeros_like ones_like empty_like rand_like randn_like randint_like retain_grad
     cfloat cdouble
 """.split()
 
@@ -125,6 +125,12 @@ def same(call: TrackedCall, out: Tensor) -> State | None:
     if call.name.startswith("view_as") or out.shape == call.args[0].shape:
         return state
     return call.mixed("changes the number of rows")
+
+
+@rule("full_like")
+def filled(call: TrackedCall, out: Tensor) -> State | None:
+    """Keep rows of the tensor whose shape is taken, unless the number comes from samples."""
+    return same(call, out) if call.tracks_only(call.args[0]) else combined(call, out.shape)
 
 
 @rule("copy")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...base.errors import UnsupportedModule
 from .rules import TrackedCall, action, note_read
-from .states import Mixed, PerRecord, State
+from .states import Mixed, PerRecord, RecordSum, State
 from .tensor import TrackedTensor, state_of
 
 DECIDED = (
@@ -75,7 +75,8 @@ class RowwiseHook:
             return None
         state = self.state
         has_rows = isinstance(state, PerRecord) and state.dim == 0
-        if has_rows and result.shape == gradient.shape:
+        mixes = isinstance(state_of(result), (Mixed, RecordSum))  # by what else the hook has seen
+        if has_rows and not mixes and result.shape == gradient.shape:
             assert isinstance(state, PerRecord)
             if all(self._keeps(gradient, result, rows) for rows in _halves(state)):
                 return result

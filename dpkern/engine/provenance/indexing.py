@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .meeting import at_places
+from .places import at_places, written_at_places
 from .rules import TrackedCall, action, with_state
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of, track, untracked
@@ -275,7 +275,7 @@ def write(call: TrackedCall) -> None:
     x, index, value = call.args
     state = _written(call, x, index, value)
     if type(value) is Tensor and value.numel() > 1:
-        at_places(call)
+        at_places(call.batch)
     call.plain()
     with_state(call, x, state)
 
@@ -300,9 +300,11 @@ def _written(call: TrackedCall, x: Tensor, index: Any, value: Any) -> State:
     ids = target.ids if isinstance(target, PerRecord) else np.full(size, NO_RECORD)
     batch = (new or target).batch  # type: ignore[union-attr]
     assert batch is not None
-    if new is None:
-        return PerRecord(batch, ids, dim)
     found = rows_of(parts, x, dim, size) if x.dim() else None
+    if new is None:
+        if found is None or len(np.unique(found[0])) < size:
+            written_at_places(batch)
+        return PerRecord(batch, ids, dim)
     if found is None:
         return call.mixed("writes in a way that cannot be followed")
     places, place = found

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...ops import direct
 from .aliases import WRITTEN
-from .meeting import at_places, combined
+from .meeting import combined
+from .places import at_places
 from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
 from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State, YieldedBatch
@@ -75,7 +76,7 @@ def loss(call: TrackedCall) -> Any:
     if left_out_by_order(rows):
         return finish_as(call, result, call.mixed(LEFT_OUT))
     if leaves_out(rows):
-        at_places(call)
+        at_places(call.batch)
     if reduction == "sum":
         return retrack(result, RecordSum(rows.batch, "sum"))
     if reduction == "batchmean" and rows.dim == 0:
@@ -244,7 +245,7 @@ def _weighted(call: TrackedCall, weights: Tensor, first: State) -> State:
     state = state_of(weights)
     if state is None:
         if isinstance(first, PerRecord) and weights.dim():
-            at_places(call)
+            at_places(call.batch)
         return first
     if isinstance(state, PerRecord) and isinstance(first, PerRecord) and state.matches(first):
         return first

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .places import BY_ORDER, at_places
 from .rules import TrackedCall
 from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
 from .tensor import Function
@@ -34,21 +35,6 @@ def joined(ids: Sequence[Ids]) -> Ids | None:
     return first
 
 
-PLACES = (
-    "the loop treats samples alike, whatever their place in the batch (slices, weights, random "
-    "numbers of its own), and its own tensors of as many rows hold nothing of other records"
-)
-"""The condition of certificates where rows were picked or weighted by their places."""
-
-
-def at_places(call: TrackedCall) -> None:
-    """Record the condition ``PLACES``: the place of a record depends on the other records."""
-    batch = call.batch
-    boundary = None if batch is None else batch.boundary
-    if boundary is not None and boundary.has_loader and torch.is_grad_enabled():
-        boundary.assume(PLACES)
-
-
 def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True) -> State:
     """Return the state of an operation that combines its operands entry by entry.
 
@@ -59,8 +45,10 @@ def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True
     """
     tracked, states, ndim = call.tracked, call.states, len(shape)
     state: Any = states[0]
-    if len(call.operands) > len(tracked):
-        _look_at_constants(call, ndim)
+    if len(call.operands) > len(tracked) and _meets_constants(call, ndim):
+        at_places(call.batch)
+        if state.batch.has_ordered_rows and any(t.requires_grad for t in tracked):
+            return call.mixed(BY_ORDER)
     if type(state) is PerRecord and state.dim < ndim and shape[state.dim] == len(state.ids):
         same = (s is state or _same_rows(s, state) for s in states)
         if all(same) and (not from_right or all(t.dim() == ndim for t in tracked)):
@@ -89,16 +77,15 @@ def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True
     return PerRecord(state.batch, ids, place)
 
 
-def _look_at_constants(call: TrackedCall, ndim: int) -> None:
-    """Record the condition ``PLACES`` if a constant has an entry for each row."""
+def _meets_constants(call: TrackedCall, ndim: int) -> bool:
+    """Whether a constant has an entry for each row."""
     rows = [(t, s) for t, s in zip(call.tracked, call.states, strict=True) if type(s) is PerRecord]
     if not rows:
-        return
+        return False
     place, count = rows[0][1].dim - rows[0][0].dim(), len(rows[0][1].ids)
-    for tensor in call.operands:
-        wide = type(tensor) is Tensor and count > 1 and tensor.dim() >= -place
-        if wide and tensor.shape[place] == count:
-            at_places(call)
+    return count > 1 and any(
+        type(t) is Tensor and t.dim() >= -place and t.shape[place] == count for t in call.operands
+    )
 
 
 def _same_rows(one: State, other: PerRecord) -> bool:

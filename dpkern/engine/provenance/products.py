@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .elementwise import rescaled
+from .places import BY_ORDER, at_places
 from .rules import TrackedCall, rule
 from .states import OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
@@ -57,6 +58,10 @@ def contracted(
         return call.mixed("multiplies rows of one sample with those of another")
     assert isinstance(first, PerRecord)
     letter = letters.pop()
+    if any(s is None and letter in names for (_, names), s in zip(factors, states, strict=True)):
+        at_places(first.batch)
+        if first.batch.has_ordered_rows and any(t.requires_grad for t in call.tracked):
+            return call.mixed(BY_ORDER)
     if letter not in result:
         return RecordSum(first.batch, "sum", any(s is None for s in states))
     place = result.index(letter)

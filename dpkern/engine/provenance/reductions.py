@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .meeting import REDUCED, at_places, combined, place_of
+from .meeting import REDUCED, combined, place_of
+from .places import at_places
 from .rules import TrackedCall, action, finish_as, rule
-from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State, YieldedBatch
+from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State, YieldedBatch, misses
 from .tensor import state_of
 
 _OTHERS = """
@@ -61,7 +62,7 @@ def linear(call: TrackedCall) -> Any:
     if left_out_by_order(state):
         return finish_as(call, result, call.mixed(LEFT_OUT))
     if leaves_out(state):
-        at_places(call)
+        at_places(call.batch)
     if call.name == "sum":
         return finish_as(call, result, RecordSum(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
@@ -75,7 +76,7 @@ LEFT_OUT = "leaves out some samples by their place in an order that depends on a
 
 def left_out_by_order(state: PerRecord) -> bool:
     """Whether records of the pass are missing after values have ordered rows: the hardest, say."""
-    return state.batch.has_ordered_rows and _misses(state)
+    return state.batch.has_ordered_rows and misses(state)
 
 
 def leaves_out(state: PerRecord) -> bool:
@@ -85,11 +86,7 @@ def leaves_out(state: PerRecord) -> bool:
     """
     if state.ids is state.batch.all or state.batch.has_chosen_rows:
         return False
-    return _misses(state)
-
-
-def _misses(state: PerRecord) -> bool:
-    return len(np.unique(state.ids[state.ids != NO_RECORD])) < state.batch.in_pass
+    return misses(state)
 
 
 def divisor_of(ids: Ids, batch: YieldedBatch) -> tuple[float, int]:

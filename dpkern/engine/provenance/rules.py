@@ -15,7 +15,9 @@ from torch import Tensor
 
 from ..parameter import PRIVATE, source_of, tensors_in
 from .aliases import is_stale, note_write
+from .constants import may_be_read
 from .naming import has_reversed_operands, name_of, user_line
+from .places import is_part, written_at_places
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
 from .statistic import READ, Count, Statistic, marked, remember, remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, run_by, state_of, track
@@ -163,7 +165,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
     tensors, statistic = _operands(args, kwargs)
-    tracked, states, private, foreign = [], [], None, False
+    tracked, states, constants, private, foreign = [], [], [], None, False
     for tensor in tensors:
         kind = type(tensor)
         if kind is TrackedTensor:
@@ -173,6 +175,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             private = tensor
         elif tensor.grad_fn is not None:
             foreign = True
+        elif may_be_read(tensor):
+            constants.append(tensor)
     if name == "item":
         return _number(func, args, kwargs, tracked)
     if name in _NO_RECORDS and private is None:
@@ -182,10 +186,15 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             note_read(states[0], value)
         elif name == "grad_fn.get" and states and value is not None:
             assume(states[0], NODES)
-        elif statistic is not None and isinstance(value, Tensor) and states:  # x.new_tensor(...)
-            return retrack(value, replace(statistic, batch=states[0].batch))
+        elif isinstance(value, Tensor) and states:  # x.new_tensor(...)
+            given = [state for state in states[1:] if isinstance(state, (Mixed, RecordSum))]
+            statistic = statistic or (over_samples(given[0]) if given else None)
+            if statistic is not None:
+                return retrack(value, replace(statistic, batch=states[0].batch))
         return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
+    if constants and states and (batch := states[0].batch) is not None and batch.boundary:
+        batch.boundary.constants.note(batch, constants)
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
@@ -280,6 +289,8 @@ def with_state(call: TrackedCall, out: Tensor, state: State | None) -> Tensor:
         return out if before is state else track(out, state)
     if before is None and state.batch is not None and state.batch.boundary is not None:
         state.batch.boundary.check_target(out, call.name)
+    if is_part(before):  # x[0].zero_()
+        written_at_places(state.batch)
     note_write(out, before, state)
     return retrack(out, state)
 
@@ -319,7 +330,7 @@ def _number(
         value = func(*args, **kwargs)
     state = state_of(tracked[0]) if tracked else None
     if isinstance(state, (Mixed, RecordSum)):
-        over = _over_samples(state)
+        over = over_samples(state)
         if over.batch is None or not over.batch.went_backward:
             assume(over, READ)  # marks are lost in functions of numbers
         if type(value) is float:
@@ -336,7 +347,7 @@ def note_read(state: State, value: Any = None) -> None:
     if isinstance(state, PerRecord):
         state.batch.has_read_rows = True
     if type(value) is float and isinstance(state, (Mixed, RecordSum)):
-        remember(value, _over_samples(state))
+        remember(value, over_samples(state))
 
 
 def assume(state: State, condition: str) -> None:
@@ -346,7 +357,8 @@ def assume(state: State, condition: str) -> None:
         boundary.assume(condition)
 
 
-def _over_samples(state: Mixed | RecordSum) -> Mixed:
+def over_samples(state: State) -> Mixed:
+    """Return the state of a number that was read from a tensor in this state."""
     if isinstance(state, Mixed):
         return state
     return Mixed("item", user_line(), "is a number computed over samples", state.batch)

@@ -27,6 +27,8 @@ class Boundary(Protocol):
     """Interface between tracked tensors and the private module."""
 
     has_loader: bool
+    constants: Any
+    """The constants that have met samples (``constants``)."""
 
     def assume(self, condition: str) -> None:
         """Add a condition of the certificate."""
@@ -191,3 +193,8 @@ class Mixed:
 
 
 State = PerRecord | OneRecord | RecordSum | Mixed
+
+
+def misses(state: PerRecord) -> bool:
+    """Whether records of the pass are missing."""
+    return len(np.unique(state.ids[state.ids != NO_RECORD])) < state.batch.in_pass

@@ -79,7 +79,7 @@ _VALUES: dict[float, Mixed] = {}
 
 def remember(value: float, state: Mixed) -> None:
     """Remember the value of a number that cannot be marked."""
-    if not _is_usual(value):
+    if not is_usual(value):
         _VALUES.pop(value, None)
         _VALUES[value] = replace(state, batch=None)  # so that no batch lives on
         if len(_VALUES) > _MOST:
@@ -91,7 +91,7 @@ def remembered(value: float) -> Mixed | None:
     return _VALUES.get(value) if _VALUES else None
 
 
-def _is_usual(value: float) -> bool:
+def is_usual(value: float) -> bool:
     """Whether constants have such values: few digits, in binary or decimal."""
     if not np.isfinite(value) or value == 0:
         return True

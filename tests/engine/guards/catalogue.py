@@ -13,6 +13,7 @@ from tests.engine.guards import (
     losses,
     numbers,
     outside,
+    recent,
     right_batches,
     right_inputs,
     right_loops,
@@ -45,6 +46,7 @@ TABLES = [
     again_losses.TABLE,
     backward_mixing.TABLE,
     numbers.TABLE,
+    recent.TABLE,
 ]
 
 LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]

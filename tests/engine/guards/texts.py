@@ -35,6 +35,7 @@ FOREIGN_PARAMETERS = "parameters of the module only"
 
 GENERATOR = "large tensors and generators that a forward pass leaves as they are"
 STATISTICS = "no running statistics of private samples outside the private module"
+SETTING = "expected a number that does not depend on the samples"
 
 WORDS = {
     GENERATOR: "a generator that goes on",
