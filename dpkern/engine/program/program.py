@@ -189,13 +189,7 @@ class Program:
             return "uses inside compiled graphs"
         if not capture.batch:
             return "an empty batch"
-        why = self._refused_capture() or direct.why_not()
-        if why:
-            return why
-        with without_torch_function():
-            if not flat.unchanged.holds():
-                return "parameters that were frozen, moved or replaced"
-        return ""
+        return self._refused_capture() or direct.why_not() or ""
 
     # replay
 
