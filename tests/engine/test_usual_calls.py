@@ -257,6 +257,15 @@ def test_rows_merged_with_positions_are_followed_as_the_rule_follows_them(name: 
     assert getattr(x, operation)(*sizes)._state is one
 
 
+def test_logits_and_the_targets_that_follow_them_have_one_state() -> None:
+    batch = YieldedBatch(B)
+    logits, targets = positions(batch)
+    before, after = logits[:, :-1].reshape(-1, E), targets[:, 1:].flatten()
+    assert before._state is after._state is batch.spread  # type: ignore[attr-defined]
+    turned = track(untracked(logits).transpose(0, 1), PerRecord(batch, batch.all, 1))
+    assert shapes.usual_reshape(Tensor.flatten, (turned, 0, 1), None) is None
+
+
 @pytest.mark.parametrize("name", ODD_RESHAPES)
 def test_other_reshapes_are_left_to_the_rule(name: str) -> None:
     x, _ = positions(YieldedBatch(B))

@@ -28,7 +28,7 @@ def usual_reshape(
     if kwargs or WRITTEN or type(x) is not TrackedTensor or not {*map(type, args[1:])} <= {int}:
         return None
     state: Any = x._state
-    if type(state) is not PerRecord or state is not state.batch.each:
+    if type(state) is not PerRecord or state.ids is not state.batch.all or state.dim:
         return None
     with torch._C.DisableTorchFunctionSubclass():
         made: Tensor = func(*args)
