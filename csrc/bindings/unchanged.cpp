@@ -3,10 +3,12 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/look.h"
+#include "bindings/ordinary.h"
 
 namespace py = pybind11;
 
@@ -35,10 +37,28 @@ View view_of(PyObject* tensor) {
   return view;
 }
 
+// Whether a tensor is what a view was of; false where it is no ordinary tensor any more.
+bool is_same(PyObject* tensor, const Appearance& before) {
+  View now;
+  if (torch.exchange->view(tensor, &now) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const View& then = before.view;
+  return now.data == then.data && now.dims == then.dims && now.offset == then.offset &&
+         now.device.type == then.device.type && now.device.index == then.device.index &&
+         now.dtype.code == then.dtype.code && now.dtype.bits == then.dtype.bits &&
+         std::equal(before.shape.begin(), before.shape.end(), now.shape) &&
+         std::equal(before.strides.begin(), before.strides.end(), now.strides);
+}
+
 class UnchangedTensors {
  public:
-  explicit UnchangedTensors(py::list tensors) : tensors_(std::move(tensors)) {
+  UnchangedTensors(py::list tensors, py::object context)
+      : tensors_(std::move(tensors)), context_(std::move(context)) {
     if (torch.exchange == nullptr) throw py::value_error("torch's tensors cannot be seen");
+    const Ordinary ordinary(context_.ptr());
+    if (!ordinary.entered()) throw py::error_already_set();
     for (const py::handle tensor : tensors_) {
       const View view = view_of(tensor.ptr());
       const int trained = is_trained(tensor.ptr());
@@ -50,41 +70,103 @@ class UnchangedTensors {
     }
   }
 
-  bool hold() const {
-    for (std::size_t i = 0; i < before_.size(); ++i) {
-      PyObject* const tensor = PyList_GET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i));
-      const Appearance& before = before_[i];
-      View now;
-      if (torch.exchange->view(tensor, &now) != 0) {
-        PyErr_Clear();  // no ordinary tensor any more
-        return false;
-      }
-      const View& then = before.view;
-      if (now.data != then.data || now.dims != then.dims || now.offset != then.offset ||
-          now.device.type != then.device.type || now.device.index != then.device.index ||
-          now.dtype.code != then.dtype.code || now.dtype.bits != then.dtype.bits ||
-          !std::equal(before.shape.begin(), before.shape.end(), now.shape) ||
-          !std::equal(before.strides.begin(), before.strides.end(), now.strides)) {
-        return false;
-      }
-      const int trained = is_trained(tensor);
-      if (trained < 0) throw py::error_already_set();
-      if ((trained == 1) != before.trained) return false;
+  // Whether all are as they were: 1, 0, or -1 with an error.
+  int hold() const {
+    const Ordinary ordinary(context_.ptr());
+    return ordinary.entered() ? compare() : -1;
+  }
+
+  // Whether an operand is an ordinary tensor of this shape and dtype on the CPU, trained or not,
+  // and all are as they were.
+  int hold_beside(PyObject* x, PyObject* shape, PyObject* dtype, bool trained) const {
+    View view;
+    if (Py_TYPE(x) != torch.tensor || torch.exchange->view(x, &view) != 0) {
+      PyErr_Clear();
+      return 0;
     }
-    return true;
+    const int place = find_dtype(view);
+    if (place < 0 || torch.dtypes[static_cast<std::size_t>(place)].object != dtype ||
+        view.device.type != kCpu || !has_shape(view, shape)) {
+      return PyErr_Occurred() != nullptr ? -1 : 0;
+    }
+    const Ordinary ordinary(context_.ptr());
+    const int is = ordinary.entered() ? is_trained(x) : -1;
+    return is < 0 ? -1 : (is == 1) == trained ? compare() : 0;
   }
 
  private:
+  int compare() const {
+    for (std::size_t i = 0; i < before_.size(); ++i) {
+      PyObject* const tensor = PyList_GET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i));
+      if (!is_same(tensor, before_[i])) return 0;
+      const int trained = is_trained(tensor);
+      if (trained < 0) return -1;
+      if ((trained == 1) != before_[i].trained) return 0;
+    }
+    return 1;
+  }
+
   py::list tensors_;
+  py::object context_;
   std::vector<Appearance> before_;
 };
 
+// As Python holds it. Its methods are called at every use, so they are plain ones of CPython's.
+struct Object {
+  PyObject_HEAD UnchangedTensors* look;
+};
+
+const UnchangedTensors& look_of(PyObject* self) { return *reinterpret_cast<Object*>(self)->look; }
+
+PyObject* answer(int found) { return found < 0 ? nullptr : PyBool_FromLong(found); }
+
+PyObject* hold(PyObject* self, PyObject*) { return answer(look_of(self).hold()); }
+
+PyObject* hold_beside(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "hold_beside(x, shape, dtype, trained)");
+    return nullptr;
+  }
+  return answer(look_of(self).hold_beside(args[0], args[1], args[2], args[3] == Py_True));
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  delete reinterpret_cast<Object*>(self)->look;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* type_of_looks() {
+  static PyMethodDef methods[] = {
+      {"hold", &hold, METH_NOARGS, "hold(): whether all tensors are as they were."},
+      {"hold_beside", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&hold_beside)),
+       METH_FASTCALL,
+       "hold_beside(x, shape, dtype, trained): whether they are, and x is an ordinary tensor of "
+       "the CPU that looks like this."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyTypeObject* const type = [] {
+    PyType_Slot slots[] = {
+        {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)}, {0, nullptr}};
+    PyType_Spec spec{"dpkern._C.UnchangedTensorsObject", sizeof(Object), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }();
+  if (type == nullptr) throw py::error_already_set();
+  return type;
+}
+
+py::object make(py::list tensors, py::object context) {
+  auto look = std::make_unique<UnchangedTensors>(std::move(tensors), std::move(context));
+  PyTypeObject* const type = type_of_looks();
+  PyObject* const made = type->tp_alloc(type, 0);
+  if (made == nullptr) throw py::error_already_set();
+  reinterpret_cast<Object*>(made)->look = look.release();
+  return py::reinterpret_steal<py::object>(made);
+}
+
 }  // namespace
 
-void add_unchanged(py::module_& m) {
-  py::class_<UnchangedTensors>(m, "UnchangedTensors")
-      .def(py::init<py::list>())
-      .def("hold", &UnchangedTensors::hold);
-}
+void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make); }
 
 }  // namespace dpkern::bindings

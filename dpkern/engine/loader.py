@@ -8,7 +8,6 @@ the moment when the loop receives it, not when a worker prepares it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -266,7 +265,7 @@ class PrivateLoader(DataLoader[Any]):
             return [part]
         more = self.max_over_ranks([part.following])[0] - part.following
         empty = [PhysicalBatch(0, i == 0, False) for i in range(more)]
-        return [*empty, replace(part, first=not more)]
+        return [*empty, part._replace(first=not more)]
 
     def _hand_out(self, part: PhysicalBatch, turn: int, batch: Any = None) -> Any:
         """Return the batch as the loop receives it, with the records of its rows.

@@ -75,7 +75,7 @@ class NodesBetween:
         """
         found: list[type[Any]] = []
         node: Any = x.grad_fn if self.pending else None
-        while node is not None:
+        while node is not None and len(found) < self.pending:
             number = node._sequence_nr()
             if number < self._left:
                 break

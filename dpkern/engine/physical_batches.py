@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,8 +24,7 @@ class Masks(Protocol):
         """Return the records that are left of one physical batch of it."""
 
 
-@dataclass(frozen=True)
-class PhysicalBatch:
+class PhysicalBatch(NamedTuple):
     """A physical batch: its size and its place in its logical batch."""
 
     size: int
@@ -88,13 +86,14 @@ class PhysicalBatchSampler:
             number = self.batches.step - 1
             if self.masks is not None:
                 records = self.masks.drawn(number, records)
-            size = len(records)
-            most = self.most or max(size, 1)
-            for start in range(0, max(size, 1), most):
-                part = records[start : start + most]
+            size = records.shape[0]
+            parts = (
+                torch.split(records, self.most) if self.most and self.most < size else (records,)
+            )
+            for place, part in enumerate(parts):
                 if self.masks is not None:
                     part = self.masks.kept(number, part)
-                following = max(size - 1 - start, 0) // most
-                queue.append(PhysicalBatch(len(part), start == 0, following == 0, following))
-                if len(part):
+                following = len(parts) - 1 - place
+                queue.append(PhysicalBatch(part.shape[0], not place, not following, following))
+                if part.shape[0]:
                     yield (part if ranks == 1 else part * ranks + rank).tolist()

@@ -78,7 +78,8 @@ def uniform_subset(words: Words, records: int, size: int) -> Tensor:
     if few <= _LISTED or _SPARSE * few < records:
         chosen = _different(words, records, few)
         if few == size:
-            return torch.from_numpy(np.sort(chosen))
+            chosen.sort()
+            return torch.from_numpy(chosen)
         mask = np.zeros(records, dtype=bool)
         mask[chosen] = True
     else:

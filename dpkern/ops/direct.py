@@ -45,7 +45,9 @@ def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
     None where C++ cannot see torch's tensors.
     """
     extension = compiled()
-    return extension.UnchangedTensors(tensors) if connect(extension) else None
+    if not connect(extension):
+        return None
+    return extension.UnchangedTensors(tensors, torch._C.DisableTorchFunctionSubclass)
 
 
 def few_positions() -> int:

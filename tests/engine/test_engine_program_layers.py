@@ -219,9 +219,39 @@ def test_tensors_that_change_are_noticed(change: Callable[[nn.Parameter], Any], 
         unchanged._seen = None
     with torch.no_grad():
         tensors[1].mul_(2)
+    x = torch.ones(2, 4)
     assert unchanged.holds()
+    assert unchanged.holds_beside(x, (2, 4), torch.float32, False)
     change(tensors[1])
     assert not unchanged.holds()
+    assert not unchanged.holds_beside(x, (2, 4), torch.float32, False)
+
+
+OPERANDS: dict[str, Callable[[Tensor], Any]] = {
+    "shape": lambda x: x[:1],
+    "dimensions": lambda x: x[0],
+    "dtype": Tensor.double,
+    "integers": Tensor.int,
+    "a gradient": lambda x: x.clone().requires_grad_(),
+    "a parameter": nn.Parameter,
+    "a subclass": lambda x: x.as_subclass(type("Own", (Tensor,), {})),
+    "a device": lambda x: x.to("meta"),
+    "no tensor": Tensor.tolist,
+}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("name", OPERANDS)
+def test_other_operands_are_noticed(name: str, seen: bool) -> None:
+    unchanged = Unchanged([nn.Parameter(torch.ones(4, 4))])
+    if not seen:
+        unchanged._seen = None
+    x = torch.ones(2, 4)
+    trained = x.clone().requires_grad_() * 1
+    assert unchanged.holds_beside(x, (2, 4), torch.float32, False)
+    assert unchanged.holds_beside(trained, (2, 4), torch.float32, True)
+    assert not unchanged.holds_beside(trained, (2, 4), torch.float32, False)
+    assert not unchanged.holds_beside(OPERANDS[name](x), (2, 4), torch.float32, False)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkern.engine.padding import PaddingCheck
-from dpkern.engine.provenance import aliases, losses, naming, usual_calls
+from dpkern.engine.provenance import aliases, losses, naming, rules, shapes, usual_calls
 from dpkern.engine.provenance.handing import tracked_batch
 from dpkern.engine.provenance.states import PerRecord, RecordSum, YieldedBatch
-from dpkern.engine.provenance.tensor import TrackedTensor, count_write, track, untracked
+from dpkern.engine.provenance.tensor import TrackedTensor, count_write, retrack, track, untracked
 from dpkern.ops import direct
 
 B, E = 6, 4
@@ -213,6 +213,116 @@ def test_python_is_asked_of_other_losses(name: str, monkeypatch: pytest.MonkeyPa
         assert len(asked) == 4
     finally:
         usual_calls.follow_cross_entropy(losses.usual_cross_entropy)
+
+
+T = 3
+
+
+def positions(batch: YieldedBatch) -> tuple[Any, Any]:
+    """Return logits with a graph and targets, one for each position of each record."""
+    logits = track(torch.randn(B, T, E, requires_grad=True) * 1, batch.each)
+    return logits, track(torch.arange(B * T).view(B, T) % E, batch.each)
+
+
+RESHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "all": ("flatten", ()),
+    "positions": ("flatten", (0, 1)),
+    "inside the rows": ("flatten", (1,)),
+    "a view": ("view", (-1, E)),
+    "rows of half a position": ("view", (-1, E // 2)),
+    "a view of the rows": ("view", (B, -1)),
+    "another shape": ("reshape", (B * T, E)),
+}
+ODD_RESHAPES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "fewer rows": ("view", (B // 2, -1)),
+    "records behind": ("view", (1, B * T, E)),
+    "another dtype": ("view", (torch.int32,)),
+    "a tuple": ("reshape", ((B, -1),)),
+    "nothing new": ("flatten", (2,)),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_rows_merged_with_positions_are_followed_as_the_rule_follows_them(name: str) -> None:
+    x, _ = positions(YieldedBatch(B))
+    (operation, sizes), method = RESHAPES[name], getattr(Tensor, RESHAPES[name][0])
+    found = shapes.usual_reshape(method, (x, *sizes), None)
+    expected = rules.run(method, (x, *sizes), {})
+    assert found is not None
+    assert type(found) is type(expected) is TrackedTensor
+    assert torch.equal(untracked(found), untracked(expected))
+    one, two = found._state, expected._state
+    assert (one.batch, one.dim, one.ids.tolist()) == (two.batch, two.dim, two.ids.tolist())
+    assert shapes.usual_reshape(method, (x, *sizes), None)._state is one  # type: ignore[union-attr]
+    assert getattr(x, operation)(*sizes)._state is one
+
+
+def test_logits_and_the_targets_that_follow_them_have_one_state() -> None:
+    batch = YieldedBatch(B)
+    logits, targets = positions(batch)
+    before, after = logits[:, :-1].reshape(-1, E), targets[:, 1:].flatten()
+    assert before._state is after._state is batch.spread  # type: ignore[attr-defined]
+    turned = track(untracked(logits).transpose(0, 1), PerRecord(batch, batch.all, 1))
+    assert shapes.usual_reshape(Tensor.flatten, (turned, 0, 1), None) is None
+
+
+@pytest.mark.parametrize("name", ODD_RESHAPES)
+def test_other_reshapes_are_left_to_the_rule(name: str) -> None:
+    x, _ = positions(YieldedBatch(B))
+    operation, sizes = ODD_RESHAPES[name]
+    assert shapes.usual_reshape(getattr(Tensor, operation), (x, *sizes), None) is None
+    assert shapes.usual_reshape(Tensor.flatten, (x,), {"start_dim": 1}) is None
+    turned = track(untracked(x), PerRecord(YieldedBatch(B), np.arange(B)[::-1]))
+    assert shapes.usual_reshape(Tensor.flatten, (turned, 0, 1), None) is None
+
+
+def test_the_loss_of_positions_is_followed_as_the_rule_follows_it() -> None:
+    logits, targets = positions(YieldedBatch(B))
+    args = logits.flatten(0, 1), targets.flatten()
+    _, kwargs = loss_arguments(YieldedBatch(B))
+    found: Any = losses.usual_cross_entropy(F.cross_entropy, args, kwargs)
+    expected = rules.run(F.cross_entropy, args, kwargs)
+    one, two = found._state, expected._state
+    assert [getattr(one, n) for n in one.__slots__] == [getattr(two, n) for n in two.__slots__]
+    assert one.shares == {T}
+    assert found._made_of is logits.grad_fn
+    assert untracked(found).item() == untracked(expected).item()
+
+
+def test_the_rule_is_asked_of_losses_of_other_positions() -> None:
+    batch = YieldedBatch(B)
+    logits, targets = positions(batch)
+    args = logits.flatten(0, 1), targets.flatten()
+    _, kwargs = loss_arguments(batch)
+    long = track(untracked(targets).repeat(1, 2), batch.each).flatten()  # the batch keeps one
+    assert losses.usual_cross_entropy(F.cross_entropy, args, kwargs) is None
+    assert long._state is batch.spread
+    others = positions(YieldedBatch(B))[1].flatten()
+    assert losses.usual_cross_entropy(F.cross_entropy, (args[0], others), kwargs) is None
+    args = logits.flatten(0, 1), targets.flatten()
+    assert losses.usual_cross_entropy(F.cross_entropy, args, kwargs) is not None
+    batch.has_chosen_rows = True
+    assert losses.usual_cross_entropy(F.cross_entropy, args, kwargs) is None
+
+
+def test_a_loss_behind_a_function_of_the_loop_is_not_made_of_the_output() -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g
+
+    batch = YieldedBatch(B)
+    logits, targets = positions(batch)
+    flat = untracked(logits).flatten(0, 1)
+    for x in (Own.apply(flat), flat * torch.ones((), requires_grad=True)):  # type: ignore[no-untyped-call]
+        node = x.grad_fn
+        args = retrack(x, batch.spread_over(B * T)), targets.flatten()
+        found: Any = losses.usual_cross_entropy(F.cross_entropy, args, loss_arguments(batch)[1])
+        assert found._made_of is node
 
 
 def test_an_error_of_the_loss_is_raised() -> None:

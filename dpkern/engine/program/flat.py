@@ -27,7 +27,6 @@ from .releases import Releases
 from .run import ReplayRun
 from .site import KINDS, NotReplayed, Part, UseSite
 from .sums import SumMemory, Sums, starts_of
-from .unchanged import Unchanged
 
 Groups = tuple[tuple[int, ...], ...]
 """The parameters of each clip group, by index."""
@@ -81,7 +80,6 @@ class Flat:
         self._aims: tuple[Plan | None, tuple[Aim, ...]] = (None, ())
         self.starts = starts_of([slot.shape for slot in slots])
         """Offset of each parameter's sum in the memory of all."""
-        self.unchanged = Unchanged([slot.used for slot in slots])
         self._number_parts()
 
     def _number_parts(self) -> None:

@@ -189,13 +189,7 @@ class Program:
             return "uses inside compiled graphs"
         if not capture.batch:
             return "an empty batch"
-        why = self._refused_capture() or direct.why_not()
-        if why:
-            return why
-        with without_torch_function():
-            if not flat.unchanged.holds():
-                return "parameters that were frozen, moved or replaced"
-        return ""
+        return self._refused_capture() or direct.why_not() or ""
 
     # replay
 
@@ -290,7 +284,7 @@ class Program:
         if len(run.order) != len(run.sites):
             self.abandon(f"{len(run.sites) - len(run.order)} uses without a gradient")
             return None
-        why = self._refused_plan(plan) or self._refused_capture() or direct.why_not()
+        why = self._refused_plan(plan) or direct.why_not()
         if not why and flat.arithmetic is not arithmetic_of(plan):
             why = f"{plan.arithmetic} arithmetic, unlike the steps before"
         if not why and flat.groups != plan.groups:

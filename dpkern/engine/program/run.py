@@ -153,23 +153,19 @@ def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun,
         not isinstance(site, kind)
         or site.weight is not weight
         or (site.bias is not bias and not site.takes_frozen(bias))
-        or type(x) is not Tensor
-        or x.shape != site.shape
-        or x.dtype is not site.dtype
-        or x.requires_grad is not site.differentiable
         or capture._public
         or capture._skipped
         or capture.guard.running
         or _task() != -1
         or _autocast("cpu")
         or _transforms() is not None
-        or not site.admits(x)
     ):
         return None
-    with without_torch_function():
-        stays = site.unchanged.holds()
-    if not stays:  # forward() has set the parameter's .data since the pass began
-        program.abandon("a parameter that moved within the forward pass")
+    if not site.unchanged.holds_beside(x, site.shape, site.dtype, site.differentiable):
+        if not site.unchanged.holds():
+            program.abandon("a parameter that was frozen, moved or replaced")
+        return None
+    if not site.admits(x):
         return None
     facts = site.facts  # other operations than these may have gathered rows
     if nodes_between.pending != facts.nodes or nodes_between.kinds(x) != facts.kinds:

@@ -50,7 +50,10 @@ def _picked(call: TrackedCall, x: Tensor, index: Any, out: Tensor) -> State | No
         if isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim() == 1:
             return PerRecord(state.batch, state.ids[index.cpu().numpy()])
         if isinstance(index, tuple) and all(isinstance(i, slice) for i in index):
-            return PerRecord(state.batch, state.ids[index[0]] if index else state.ids)
+            first = index[0] if index else slice(None)
+            if first.start is first.stop is first.step is None:
+                return state
+            return PerRecord(state.batch, state.ids[first])
     parts = expanded(index, x.dim())
     if state is None:
         return _looked_up(call, parts, out)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from ...ops import direct
 from .aliases import WRITTEN
@@ -93,7 +94,8 @@ def usual_cross_entropy(
 ) -> Tensor | None:
     """Follow the mean over all records of the batch in their order, with every target counted.
 
-    This shortcut serves most loops. It returns None for all other calls.
+    Each record has one row or as many as every other: its positions, which the loop has merged with
+    the rows. This shortcut serves most loops. It returns None for all other calls.
     """
     if kwargs is None or len(args) != 2 or WRITTEN:
         return None
@@ -104,7 +106,10 @@ def usual_cross_entropy(
     if state is not target._state or type(state) is not PerRecord:
         return None
     batch, given = state.batch, kwargs.get
-    if state is not batch.each or batch.in_pass != batch.size:
+    if batch.in_pass != batch.size:
+        return None
+    each = 1 if state is batch.each else len(state.ids) // batch.size
+    if each > 1 and (state is not batch.spread or batch.has_chosen_rows):
         return None
     if given("reduction") != "mean" or type(given("label_smoothing")) is not float:
         return None
@@ -116,12 +121,20 @@ def usual_cross_entropy(
             return None
         smoothing = kwargs["label_smoothing"]
         loss: Any = CROSS_ENTROPY(x, target, None, _MEAN, ignored, smoothing)
-        shares = ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
+        each *= max(math.prod(x.shape[2:]), 1)
+        shares = ONE if each == 1 else frozenset((each,))
         retrack(loss, RecordSum(batch, "mean", False, shares))
         if not target.requires_grad:
-            loss._made_of = x.grad_fn
+            loss._made_of = x.grad_fn if state is batch.each else _behind(x.grad_fn)
         made: Tensor = loss
         return made
+
+
+def _behind(node: Any) -> Any:
+    """Return the node that one of torch's own takes its only operand from, else the node itself."""
+    if node is None or isinstance(node, BackwardCFunction) or len(node.next_functions) != 1:
+        return node
+    return node.next_functions[0][0]
 
 
 _MEAN = 1

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from .aliases import WRITTEN
 from .meeting import place_of
 from .rules import TrackedCall, action, finish_as, rule
 from .states import Ids, OneRecord, PerRecord, RecordSum, State
-from .tensor import state_of
+from .tensor import USUAL, Function, TrackedTensor, retrack, state_of
+
+
+def usual_reshape(
+    func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Tensor | None:
+    """Follow rows of all records in their order that are merged with positions inside them.
+
+    So do logits and targets on their way to most losses. It returns None for all other calls.
+    """
+    x = args[0]
+    if kwargs or WRITTEN or type(x) is not TrackedTensor or not {*map(type, args[1:])} <= {int}:
+        return None
+    state: Any = x._state
+    if type(state) is not PerRecord or state.ids is not state.batch.all or state.dim:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        made: Tensor = func(*args)
+        rows, records = made.shape[0] if made.dim() else 0, len(state.ids)
+        if made is x or not rows or rows % records:
+            return None
+        return retrack(made, state.batch.spread_over(rows))
+
+
+USUAL.update(dict.fromkeys((Tensor.flatten, Tensor.view, Tensor.reshape), usual_reshape))
 
 
 @rule(*"view reshape flatten unflatten squeeze ravel view_as reshape_as atleast_1d".split())

@@ -65,7 +65,7 @@ class YieldedBatch:
     """
 
     __slots__ = (
-        *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows"),
+        *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows", "spread"),
         *("in_pass", "has_chosen_rows", "has_ordered_rows", "has_read_rows", "went_backward"),
         "__weakref__",
     )
@@ -88,6 +88,8 @@ class YieldedBatch:
         """The position of every record in the batch."""
         self.each = PerRecord(self, self.all)
         """The state of rows that are the records in their order."""
+        self.spread: PerRecord | None = None
+        """The state that ``spread_over`` returned last."""
         self.rows = _new_rows(Rows, (self, self.all, self.all, None, count))
         """The rows of a pass with all records in their order."""
         self.in_pass = len(self.all)
@@ -100,6 +102,17 @@ class YieldedBatch:
         """Whether a loss of these samples was sent backward."""
         self.has_read_rows = False
         """Whether the loop has read values of rows, from which it can make other tensors."""
+
+    def spread_over(self, rows: int) -> PerRecord:
+        """Return the state of a multiple of the records' number of rows, in the records' order.
+
+        It is the same for all tensors of so many rows, such as logits and their targets.
+        """
+        if rows == len(self.all):
+            return self.each
+        if self.spread is None or len(self.spread.ids) != rows:
+            self.spread = PerRecord(self, np.repeat(self.all, rows // len(self.all)))
+        return self.spread
 
 
 class Rows(NamedTuple):
