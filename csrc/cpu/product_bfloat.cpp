@@ -34,6 +34,7 @@ constexpr std::int64_t kBlock = 512;            // entries of the inner dimensio
 constexpr std::int64_t kGrain = 2 * kTileRows;  // rows
 constexpr std::int64_t kTogether = 4 * kGrain;  // rows that are packed by the way
 constexpr std::int64_t kBeside = 64;            // columns that are
+constexpr std::int64_t kManyColumns = 256;      // whose panels may leave a cache
 constexpr std::int64_t kAhead = 2;              // rows that are asked for early
 constexpr std::int64_t kUnit = 2 * kColumns;    // columns
 constexpr std::int64_t kLines = 4 * kColumns;   // columns that are packed together
@@ -298,7 +299,7 @@ bool by_columns(const Work& work, int team) {
     work.pack_left({begin, end}, left + begin / kTileRows * work.panel());
   });
   std::atomic<std::uint32_t> found{0};
-  parallel_for(work.call.M, kTogether, team, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(work.call.M, kBeside, team, [&](std::int64_t begin, std::int64_t end) {
     std::uint8_t* const right = right_panels(work, kBeside);
     by_pieces({begin, end}, kBeside, [&](Range columns) {
       found.fetch_or(work.pack_right(columns, right), std::memory_order_relaxed);
@@ -342,7 +343,7 @@ void matmul_by_bfloat(const Matmul<float>& call, int threads,
   if (call.bias != nullptr) std::copy_n(call.bias, call.M, bias);
   std::vector<std::uint32_t> beyond(
       static_cast<std::size_t>(ghost::round_up(call.N, kGrain) / kTileRows));
-  const bool wide = call.N <= std::min(call.M, kMostWhole);
+  const bool wide = call.M >= kManyColumns && call.N <= std::min(call.M, kMostWhole);
   for (std::int64_t first = 0; first < call.M; first += wide ? call.M : kMostWhole) {
     const Range columns{first, std::min(call.M, first + kMostWhole)};
     for (std::int64_t k = 0; k < call.K; k += most) {
