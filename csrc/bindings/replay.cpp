@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "bindings/bindings.h"
+#include "cpu/explicit.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
 
@@ -16,15 +17,13 @@ namespace py = pybind11;
 namespace dpkern::bindings {
 namespace {
 
-constexpr std::int64_t kMostPositions = 16;  // up to here, torch adds positions up one by one
-
 // A linear layer's use. Addresses of operands are those of the step at hand.
 template <class F>
 struct Layer {
   std::int64_t positions, inputs, outputs;
   double* squares;
   F* rows;       // its per-sample gradients, if they are kept; else null
-  F* bias_rows;  // where those of its bias are summed over few positions; else null
+  F* bias_rows;  // where those of its bias are summed over positions; else null
   int bias;      // the bias' place among explicit gradients, if they are the operand; else -1
   int group;     // its clip group
   std::int64_t out;
@@ -110,10 +109,15 @@ class ReplayedStep {
     if (layer.rows != nullptr) {
       cpu::linear_gradient<F>({layer.a, layer.g, layer.rows, layer.squares, batch_, T, d, p},
                               threads_);
+      if (layer.bias_rows != nullptr) {
+        cpu::sum_positions<F>(layer.g, batch_, T, p, layer.bias_rows, threads_);
+      }
+    } else if (T == 1) {
+      cpu::linear_norm<F>(
+          {layer.a, layer.g, cpu::LinearRoute::kAuto, layer.squares, batch_, T, d, p}, threads_);
     } else {
-      bound_norms(layer);
+      take_samples(layer);
     }
-    if (layer.bias_rows != nullptr) sum_positions(layer);
   }
 
   // Factors of all samples and weighted sums of what is held here, one clip group after another.
@@ -245,36 +249,26 @@ class ReplayedStep {
     }
   }
 
-  // Squared norms of the numbers that become integers: several positions are summed in F. What
-  // looks for their rounding brings a sample's operands into the cache for its norm.
-  void bound_norms(const Layer<F>& layer) const {
+  // Squared norms of several positions' gradients, and sums of a bias', sample by sample while it
+  // is in the cache. Numbers that become integers were summed in F: their norm counts the rounding.
+  void take_samples(const Layer<F>& layer) const {
     const std::int64_t T = layer.positions, d = layer.inputs, p = layer.outputs;
     const auto route = cpu::LinearRoute::kAuto;
-    if (!exact_ || T == 1) {
-      cpu::linear_norm<F>({layer.a, layer.g, route, layer.squares, batch_, T, d, p}, threads_);
-      return;
-    }
     cpu::parallel_for(batch_, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; ++b) {
         const F *const a = layer.a + b * T * d, *const g = layer.g + b * T * p;
-        double square = 0, error = 0;
-        cpu::linear_sum_error<F>({a, g, &error, 1, T, d, p}, 1);
-        cpu::linear_norm<F>({a, g, route, &square, 1, T, d, p}, 1);
-        const double norm = std::sqrt(square) + error;
-        layer.squares[b] = norm * norm * (1 + 0x1p-40);
+        double error = 0;
+        if (exact_) cpu::linear_sum_error<F>({a, g, &error, 1, T, d, p}, 1);
+        cpu::linear_norm<F>({a, g, route, layer.squares + b, 1, T, d, p}, 1);
+        if (exact_) {
+          const double norm = std::sqrt(layer.squares[b]) + error;
+          layer.squares[b] = norm * norm * (1 + 0x1p-40);
+        }
+        if (layer.bias_rows != nullptr) {
+          cpu::sum_positions<F>(g, 1, T, p, layer.bias_rows + b * p, 1);
+        }
       }
     });
-  }
-
-  void sum_positions(const Layer<F>& layer) const {
-    const F* from = layer.g;
-    for (std::int64_t b = 0; b < batch_; ++b) {
-      F* const to = layer.bias_rows + b * layer.outputs;
-      for (std::int64_t c = 0; c < layer.outputs; ++c) to[c] = 0;
-      for (std::int64_t t = 0; t < layer.positions; ++t, from += layer.outputs) {
-        for (std::int64_t c = 0; c < layer.outputs; ++c) to[c] += from[c];
-      }
-    }
   }
 
   std::vector<const F*> rows_;
@@ -288,7 +282,12 @@ class ReplayedStep {
 };
 
 template <class F>
-void add_step(py::module_& m, const char* name) {
+void add_step(py::module_& m, const char* name, const char* sum_positions) {
+  m.def(sum_positions, [](std::uintptr_t g, std::uintptr_t out, std::int64_t batch,
+                          std::int64_t positions, std::int64_t outputs, int threads) {
+    const py::gil_scoped_release unlocked;
+    cpu::sum_positions<F>(pointer<const F>(g), batch, positions, outputs, pointer<F>(out), threads);
+  });
   using Step = ReplayedStep<F>;
   py::class_<Step>(m, name)
       .def(py::init<bool>(), py::arg("exact"))
@@ -307,9 +306,8 @@ void add_step(py::module_& m, const char* name) {
 }  // namespace
 
 void add_replay(py::module_& m) {
-  m.attr("most_positions") = kMostPositions;
-  add_step<float>(m, "ReplayedStep_float32");
-  add_step<double>(m, "ReplayedStep_float64");
+  add_step<float>(m, "ReplayedStep_float32", "sum_positions_float32");
+  add_step<double>(m, "ReplayedStep_float64", "sum_positions_float64");
 }
 
 }  // namespace dpkern::bindings

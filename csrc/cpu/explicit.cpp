@@ -24,6 +24,31 @@ std::int64_t grain_of(std::int64_t per_piece) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, per_piece));
 }
 
+// out [outputs] = the sum of the rows of g [positions, outputs].
+template <class F>
+DPK_INLINE inline void add_positions(const F* g, std::int64_t positions, std::int64_t outputs,
+                                     F* out) {
+  constexpr std::int64_t kWide = 64;   // outputs at a time
+  constexpr std::int64_t kChain = 16;  // positions that are added one after the other
+  for (std::int64_t first = 0; first < outputs; first += kWide) {
+    const std::int64_t count = std::min(kWide, outputs - first);
+    F sums[kWide] = {};
+    for (std::int64_t t = 0; t < positions; t += kChain) {
+      F chain[kWide] = {};
+      const F* from = g + t * outputs + first;
+      for (std::int64_t k = t; k < std::min(t + kChain, positions); ++k, from += outputs) {
+        if (count == kWide) {
+          for (std::int64_t c = 0; c < kWide; ++c) chain[c] += from[c];
+        } else {
+          for (std::int64_t c = 0; c < count; ++c) chain[c] += from[c];
+        }
+      }
+      for (std::int64_t c = 0; c < kWide; ++c) sums[c] += chain[c];
+    }
+    std::copy_n(sums, count, out + first);
+  }
+}
+
 template <class F, class S>
 void contract_columns(const Explicit<F, S>& part, const F* factors, std::int64_t batch,
                       Range range) {
@@ -122,5 +147,23 @@ template void explicit_integer_sum<float>(const ExplicitIntegerSum<float>&, int)
 template void explicit_integer_sum<double>(const ExplicitIntegerSum<double>&, int);
 template void clip_factors<float>(const ClipFactors<float>&, int);
 template void clip_factors<double>(const ClipFactors<double>&, int);
+
+template <class F>
+void sum_positions(const F* g, std::int64_t batch, std::int64_t positions, std::int64_t outputs,
+                   F* out, int threads) {
+  const std::int64_t grain = grain_of(positions * outputs);
+  parallel_for(batch, grain, threads, [&](std::int64_t begin, std::int64_t end) {
+    versioned([&]() DPK_INLINE {
+      for (std::int64_t b = begin; b < end; ++b) {
+        add_positions(g + b * positions * outputs, positions, outputs, out + b * outputs);
+      }
+    });
+  });
+}
+
+template void sum_positions<float>(const float*, std::int64_t, std::int64_t, std::int64_t, float*,
+                                   int);
+template void sum_positions<double>(const double*, std::int64_t, std::int64_t, std::int64_t,
+                                    double*, int);
 
 }  // namespace dpkern::cpu

@@ -32,10 +32,13 @@ constexpr int kParts = 3;
 constexpr std::int64_t kTriple = kParts * kTile;
 constexpr std::int64_t kBlock = 512;            // entries of the inner dimension at a time, at most
 constexpr std::int64_t kGrain = 2 * kTileRows;  // rows
-constexpr std::int64_t kTogether = 4 * kGrain;  // rows that meet a panel of columns in a cache
+constexpr std::int64_t kTogether = 4 * kGrain;  // rows that are packed by the way
+constexpr std::int64_t kBeside = 64;            // columns that are
+constexpr std::int64_t kManyColumns = 256;      // whose panels may leave a cache
 constexpr std::int64_t kAhead = 2;              // rows that are asked for early
 constexpr std::int64_t kUnit = 2 * kColumns;    // columns
-constexpr std::int64_t kWidest = 4096;          // columns that are packed at a time
+constexpr std::int64_t kLines = 4 * kColumns;   // columns that are packed together
+constexpr std::int64_t kMostWhole = 4096;       // rows or columns that are packed as a whole
 constexpr std::int64_t kSmallest = 1 << 20;     // multiplications worth a thread
 
 // Numbers next to the largest float, infinities and NaN.
@@ -93,36 +96,29 @@ DPK_AMX DPK_INLINE inline std::uint32_t pack_rows(const float* from, std::int64_
   return flagged;
 }
 
-// The same of columns [0, used) of [count, stride]: what a tile of rows is multiplied with.
+// The same of columns [0, used) of [count, stride], what a tile of rows is multiplied with: panels
+// `size` bytes apart, some at a time, so that a row gives whole pieces of memory.
 DPK_AMX DPK_INLINE inline std::uint32_t pack_columns(const float* from, std::int64_t used,
                                                      std::int64_t count, std::int64_t stride,
-                                                     std::uint8_t* to) {
+                                                     std::uint8_t* to, std::int64_t size) {
   Beyond beyond;
   for (std::int64_t k = 0; k < count; k += kInner, to += kTriple) {
     for (std::int64_t r = 0; r < kInner / 2; ++r) {
-      Floats x{}, y{};
-      if (k + r < count) x = some(from + (k + r) * stride, used);
-      if (k + r + 16 < count) y = some(from + (k + r + 16) * stride, used);
-      beyond.look(x), beyond.look(y);
-      write_pairs(x, y, to + r * kTileBytes);
+      const float* const first = from + (k + r) * stride;
+      const float* const second = first + kInner / 2 * stride;
+      std::uint8_t* out = to + r * kTileBytes;
+      for (std::int64_t c = 0; c < used; c += kColumns, out += size) {
+        _mm_prefetch(first + c + kInner * stride, _MM_HINT_T0);
+        _mm_prefetch(second + c + kInner * stride, _MM_HINT_T0);
+        Floats x{}, y{};
+        if (k + r < count) x = some(first + c, used - c);
+        if (k + r + 16 < count) y = some(second + c, used - c);
+        beyond.look(x), beyond.look(y);
+        write_pairs(x, y, out);
+      }
     }
   }
   return beyond.any() ? 1 : 0;
-}
-
-// 16 columns of w, [K, M] or stored [M, K]: entries `inner` of each.
-DPK_AMX std::uint32_t pack_right(const Matmul<float>& call, std::int64_t column, Range inner,
-                                 std::uint8_t* to) {
-  const std::int64_t used = call.M - column, count = inner.end - inner.begin;
-  if (!call.w_transposed) {
-    return pack_columns(call.w + inner.begin * call.M + column, used, count, call.M, to);
-  }
-  const std::uint32_t found =
-      pack_rows(call.w + column * call.K + inner.begin, used, count, call.K, to);
-  for (std::int64_t k = 0; k < count; k += kInner) {
-    for (int i = 0; i < kParts; ++i) transpose(to + (k / kInner * kParts + i) * kTile);
-  }
-  return found;
 }
 
 // Four tiles of the result, or the left two of them. The number of a tile register has to be
@@ -187,24 +183,68 @@ DPK_AMX DPK_INLINE inline void multiply(const Square& from, const Square& to,
   if (kWide) _tile_stored(3, to.at[1][1], to.stride);
 }
 
-// One block of the inner dimension and of columns: panels of these behind each other.
+// One block of the inner dimension. One side is packed as a whole, for all threads, the longer one
+// piece by piece by the thread that multiplies it, so that its panels never leave the cache.
 struct Work {
   const Matmul<float>& call;
   const float* bias;  // filled up to whole units
-  Range inner, columns;
-  std::int64_t steps;
-  const std::uint8_t* right;
+  Range inner;
+  std::uint32_t* beyond;  // by panel of rows, those with numbers beyond
 
-  // out[rows, columns] = bias + the product, or += it from the second block on.
+  DPK_INLINE std::int64_t count() const { return inner.end - inner.begin; }
+  // Bytes.
+  DPK_INLINE std::int64_t panel() const { return (count() + kInner - 1) / kInner * kTriple; }
+
+  // Rows from a multiple of kTileRows on, filled up to multiples of kGrain.
+  DPK_AMX void pack_left(Range rows, std::uint8_t* to) const {
+    const std::int64_t end = ghost::round_up(rows.end - rows.begin, kGrain) + rows.begin;
+    for (std::int64_t row = rows.begin; row < end; row += kTileRows, to += panel()) {
+      const std::int64_t used = std::clamp<std::int64_t>(rows.end - row, 0, kTileRows);
+      beyond[row / kTileRows] |=
+          pack_rows(call.x + row * call.K + inner.begin, used, count(), call.K, to);
+    }
+  }
+
+  // Columns of w, [K, M] or stored [M, K]; not 0 if there are numbers beyond.
+  DPK_AMX std::uint32_t pack_right(Range columns, std::uint8_t* to) const {
+    const std::int64_t used = columns.end - columns.begin;
+    if (!call.w_transposed) {
+      return pack_columns(call.w + inner.begin * call.M + columns.begin, used, count(), call.M, to,
+                          panel());
+    }
+    std::uint32_t found = 0;
+    for (std::int64_t c = 0; c < used; c += kColumns, to += panel()) {
+      found |= pack_rows(call.w + (columns.begin + c) * call.K + inner.begin,
+                         std::min(kColumns, used - c), count(), call.K, to);
+      for (std::int64_t k = 0; k < count(); k += kInner) {
+        for (int i = 0; i < kParts; ++i) transpose(to + (k / kInner * kParts + i) * kTile);
+      }
+    }
+    return found;
+  }
+
+  // out[rows, columns] = bias + the product, or += it from the second block on, of panels that
+  // begin there.
+  DPK_AMX void multiply_all(const std::uint8_t* left, Range rows, const std::uint8_t* right,
+                            Range columns) const {
+    const AmxTiles tiles;
+    asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
+    for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
+      const std::uint8_t* const from = right + (column - columns.begin) / kColumns * panel();
+      const Range wide{column, std::min(columns.end, column + kUnit)};
+      for (std::int64_t row = rows.begin; row < rows.end; row += kGrain) {
+        add_square(left + (row - rows.begin) / kTileRows * panel(),
+                   {row, std::min(rows.end, row + kGrain)}, from, wide);
+      }
+    }
+  }
+
+ private:
   DPK_AMX DPK_INLINE void add_square(const std::uint8_t* left, Range rows,
-                                     std::int64_t column) const {
-    const std::int64_t panel = steps * kTriple;
-    const std::uint8_t* const below = left + panel;
-    const std::uint8_t* const from = right + (column - columns.begin) / kColumns * panel;
-    const std::uint8_t* const next = from + panel;
-    const std::int64_t tall = rows.end - rows.begin;
-    const std::int64_t wide = std::min(kUnit, columns.end - column);
-    float* const out = call.out + rows.begin * call.M + column;
+                                     const std::uint8_t* right, Range columns) const {
+    const std::uint8_t *const below = left + panel(), *const next = right + panel();
+    const std::int64_t tall = rows.end - rows.begin, wide = columns.end - columns.begin;
+    float* const out = call.out + rows.begin * call.M + columns.begin;
     const bool fresh = inner.begin == 0;
     alignas(64) float copy[kGrain][kUnit];
     Square to{{{copy[0], copy[0] + kColumns}, {copy[16], copy[16] + kColumns}},
@@ -220,42 +260,75 @@ struct Work {
     }
     Square start = to;
     if (fresh) {
-      auto* const row = const_cast<float*>(bias + column);
+      auto* const row = const_cast<float*>(bias + columns.begin);
       start = {{{row, row + kColumns}, {row, row + kColumns}}, 0};
     }
+    const std::int64_t steps = panel() / kTriple;
     if (wide > kColumns) {
-      multiply<true>(start, to, left, below, from, next, steps);
+      multiply<true>(start, to, left, below, right, next, steps);
     } else {
-      multiply<false>(start, to, left, below, from, next, steps);
+      multiply<false>(start, to, left, below, right, next, steps);
     }
     if (whole) return;
     asm volatile("" ::: "memory");
     for (std::int64_t m = 0; m < tall; ++m) std::copy_n(copy[m], wide, out + m * call.M);
   }
-
-  // All columns of some rows; notes those with numbers beyond.
-  DPK_AMX void run(Range rows, std::uint32_t* beyond) const {
-    const std::int64_t panel = steps * kTriple, count = inner.end - inner.begin;
-    std::uint8_t* const left = scratch<std::uint8_t, 10>(kTogether / kTileRows * panel);
-    const AmxTiles tiles;
-    for (std::int64_t first = rows.begin; first < rows.end; first += kTogether) {
-      const std::int64_t end = std::min(rows.end, first + kTogether);
-      for (std::int64_t row = first; row < ghost::round_up(end - first, kGrain) + first;
-           row += kTileRows) {
-        beyond[row / kTileRows] |= pack_rows(
-            call.x + row * call.K + inner.begin, std::clamp<std::int64_t>(end - row, 0, kTileRows),
-            count, call.K, left + (row - first) / kTileRows * panel);
-      }
-      asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
-      for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
-        for (std::int64_t row = first; row < end; row += kGrain) {
-          add_square(left + (row - first) / kTileRows * panel, {row, std::min(end, row + kGrain)},
-                     column);
-        }
-      }
-    }
-  }
 };
+
+// step(piece) over pieces of a range.
+template <class F>
+void by_pieces(Range all, std::int64_t size, const F& step) {
+  for (std::int64_t first = all.begin; first < all.end; first += size) {
+    step(Range{first, std::min(all.end, first + size)});
+  }
+}
+
+// Bytes of that many rows or columns.
+std::uint8_t* left_panels(const Work& work, std::int64_t rows) {
+  return scratch<std::uint8_t, 10>(ghost::round_up(rows, kGrain) / kTileRows * work.panel());
+}
+std::uint8_t* right_panels(const Work& work, std::int64_t columns) {
+  return scratch<std::uint8_t, 11>(ghost::round_up(columns, kUnit) / kColumns * work.panel());
+}
+
+// For more columns than rows. False if a weight is beyond.
+bool by_columns(const Work& work, int team) {
+  const Range rows{0, work.call.N};
+  std::uint8_t* const left = left_panels(work, rows.end);
+  parallel_for(rows.end, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+    work.pack_left({begin, end}, left + begin / kTileRows * work.panel());
+  });
+  std::atomic<std::uint32_t> found{0};
+  parallel_for(work.call.M, kBeside, team, [&](std::int64_t begin, std::int64_t end) {
+    std::uint8_t* const right = right_panels(work, kBeside);
+    by_pieces({begin, end}, kBeside, [&](Range columns) {
+      found.fetch_or(work.pack_right(columns, right), std::memory_order_relaxed);
+      work.multiply_all(left, rows, right, columns);
+    });
+  });
+  return found.load() == 0;
+}
+
+// For more rows than columns.
+bool by_rows(const Work& work, Range columns, int team) {
+  std::uint8_t* const right = right_panels(work, columns.end - columns.begin);
+  std::atomic<std::uint32_t> found{0};
+  parallel_for(columns.end - columns.begin, kLines, team,
+               [&](std::int64_t begin, std::int64_t end) {
+                 found.fetch_or(work.pack_right({columns.begin + begin, columns.begin + end},
+                                                right + begin / kColumns * work.panel()),
+                                std::memory_order_relaxed);
+               });
+  if (found.load() != 0) return false;
+  parallel_for(work.call.N, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+    std::uint8_t* const left = left_panels(work, kTogether);
+    by_pieces({begin, end}, kTogether, [&](Range rows) {
+      work.pack_left(rows, left);
+      work.multiply_all(left, rows, right, columns);
+    });
+  });
+  return true;
+}
 
 }  // namespace
 
@@ -263,34 +336,21 @@ void matmul_by_bfloat(const Matmul<float>& call, int threads,
                       void (*other)(const Matmul<float>&, int)) {
   const int team = useful_threads(call.N * call.K * call.M, kSmallest, threads);
   const std::int64_t blocks = (call.K + kBlock - 1) / kBlock;
-  const std::int64_t most = (call.K + blocks * kInner - 1) / (blocks * kInner);
+  const std::int64_t most = (call.K + blocks * kInner - 1) / (blocks * kInner) * kInner;
   const std::int64_t filled = ghost::round_up(call.M, kUnit);
-  std::uint8_t* const right =
-      scratch<std::uint8_t, 11>(std::min(filled, kWidest) / kColumns * most * kTriple);
   float* const bias = scratch<float, 12>(filled);
   std::fill_n(bias, filled, 0.0f);
   if (call.bias != nullptr) std::copy_n(call.bias, call.M, bias);
   std::vector<std::uint32_t> beyond(
       static_cast<std::size_t>(ghost::round_up(call.N, kGrain) / kTileRows));
-  for (std::int64_t first = 0; first < call.M; first += kWidest) {
-    const Range columns{first, std::min(call.M, first + kWidest)};
-    for (std::int64_t k = 0; k < call.K; k += most * kInner) {
-      const Range inner{k, std::min(call.K, k + most * kInner)};
-      const std::int64_t steps = (inner.end - inner.begin + kInner - 1) / kInner;
-      std::atomic<std::uint32_t> found{0};
-      const std::int64_t panels = (columns.end - columns.begin + kColumns - 1) / kColumns;
-      parallel_for(panels, 2, team, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          std::uint8_t* const to = right + i * steps * kTriple;
-          found.fetch_or(pack_right(call, columns.begin + i * kColumns, inner, to),
-                         std::memory_order_relaxed);
-        }
-      });
-      if (found.load() != 0) return other(call, threads);
-      const Work work{call, bias, inner, columns, steps, right};
-      parallel_for(call.N, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
-        work.run({begin, end}, beyond.data());
-      });
+  const bool wide = call.M >= kManyColumns && call.N <= std::min(call.M, kMostWhole);
+  for (std::int64_t first = 0; first < call.M; first += wide ? call.M : kMostWhole) {
+    const Range columns{first, std::min(call.M, first + kMostWhole)};
+    for (std::int64_t k = 0; k < call.K; k += most) {
+      const Work work{call, bias, {k, std::min(call.K, k + most)}, beyond.data()};
+      if (!(wide ? by_columns(work, team) : by_rows(work, columns, team))) {
+        return other(call, threads);
+      }
     }
   }
   for (std::int64_t row = 0; row < call.N; ++row) {

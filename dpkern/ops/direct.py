@@ -50,10 +50,17 @@ def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
     return extension.UnchangedTensors(tensors, torch._C.DisableTorchFunctionSubclass)
 
 
-def few_positions() -> int:
-    """Up to how many positions a replayed step sums the gradients of a bias by itself."""
-    most: int = compiled().most_positions
-    return most
+def sum_positions(g: torch.Tensor) -> torch.Tensor | None:
+    """Return ``g [B, T, p]`` summed over T as replayed steps do, or None where torch has to."""
+    own = g.device.type == "cpu" and g.dtype in (torch.float32, torch.float64)
+    if not own or dispatch.wanted_backend() not in (None, "cpu"):
+        return None
+    if not dispatch.availability("cpu")[0]:
+        return None
+    g = g.contiguous()
+    out = torch.empty((g.shape[0], g.shape[2]), dtype=g.dtype)
+    kernel("sum_positions", g.dtype)(g.data_ptr(), out.data_ptr(), *g.shape, threads())
+    return out
 
 
 def why_not() -> str | None:
@@ -69,11 +76,11 @@ def why_not() -> str | None:
 
 __all__ = [
     "BYTES",
-    "few_positions",
     "kernel",
     "look",
     "own_products",
     "replayed_step",
+    "sum_positions",
     "threads",
     "unchanged_tensors",
     "why_not",

@@ -140,9 +140,10 @@ def test_products_by_tiles_are_as_exact_as_those_of_floats() -> None:
 
 
 @needs_tiles
-def test_rows_beyond_the_largest_bfloat16_number() -> None:
+@pytest.mark.parametrize("columns", [40, 300])
+def test_rows_beyond_the_largest_bfloat16_number(columns: int) -> None:
     """They are multiplied as before, and no other row becomes another one by that."""
-    x, w, bias = _operands(50, 70, 40, torch.float32)
+    x, w, bias = _operands(50, 70, columns, torch.float32)
     usual = product.matmul(x, w, bias, backend="cpu")
     x[3, 5], x[3, 6], x[20, 60], x[49, 0] = 3.4e38, -3.4e38, math.inf, math.nan
     w[5], w[6], w[60, 1] = 1e-3, 1e-3, 0
@@ -164,7 +165,7 @@ def test_rows_beyond_the_largest_bfloat16_number() -> None:
 
 @needs_tiles
 def test_a_row_of_a_product_by_tiles_depends_on_nothing_else() -> None:
-    x, w, bias = _operands(130, 600, 70, torch.float32)
+    x, w, bias = _operands(310, 600, 300, torch.float32)
     for weight in (w, w.t().contiguous().t()):
         whole = product.matmul(x, weight, bias, backend="cpu")
         for rows in (slice(0, 1), slice(5, 12), slice(17, 130), slice(64, 96)):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops import product
+from ...ops import direct, product
 from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
@@ -83,7 +83,8 @@ def _arrive(use: CapturedOp, x: Tensor, g: Tensor) -> None:
 def _sum_positions(g: Tensor) -> Tensor:
     if g.shape[1] == 1:
         return g[:, 0]
-    return g.sum(1, dtype=sum_dtype(g.dtype))
+    own = direct.sum_positions(g)
+    return g.sum(1, dtype=sum_dtype(g.dtype)) if own is None else own
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: str) -> Tensor:

@@ -47,9 +47,7 @@ class LinearSite(UseSite):
         if self.kept and self.positions == 1:
             raise NotReplayed("gradients of one position are kept")
         self.product = direct.kernel("matmul", self.dtype)
-        few = self.outputs > 1 and 1 < self.positions <= direct.few_positions()
-        self.bias_apart = self.bias_part is not None and self.positions > 1 and not few
-        """Whether torch sums the bias' gradients over the positions."""
+        self.sum_positions = direct.kernel("sum_positions", self.dtype)
         self.turned = self.plain_weight.t()
         self.weight_address = address(self.plain_weight)
 
@@ -62,12 +60,11 @@ class LinearSite(UseSite):
         if self.weight_part.joined:
             return
         bias = self._own_bias
-        with_rows = bias is not None and self.positions > 1 and not self.bias_apart
         flat.calls.set_layer(
             *(self.index, self.positions, self.inputs, self.outputs),
             memory.square_address(self.weight_part.square),
             memory.rows_address(self.weight_part.rows) if self.kept else 0,
-            memory.rows_address(bias.rows) if bias is not None and with_rows else 0,
+            memory.rows_address(bias.rows) if bias is not None and self.positions > 1 else 0,
             bias.place if bias is not None and self.positions == 1 else -1,
             flat.group_of[self.weight_part.slot.index],
             flat.starts[self.weight_part.slot.index],
@@ -101,11 +98,11 @@ class LinearSite(UseSite):
             g = g.contiguous()
         if not self.weight_part.joined:
             self.take_norm(self.index, x.data_ptr(), g.data_ptr())
-            if self.bias_apart:
-                self._sum_bias(g)
         elif self._own_bias is not None:
             if self.positions > 1:
-                self._sum_bias(g)
+                rows = self.bias_rows
+                sizes = (len(rows), self.positions, self.outputs)
+                self.sum_positions(g.data_ptr(), rows.data_ptr(), *sizes, run.threads)
             else:
                 self.flat.calls.set_rows(self._own_bias.place, g.data_ptr())
         held = (x, g, x._version, g._version)
@@ -117,10 +114,6 @@ class LinearSite(UseSite):
         shared = self.bias_part is not None and self.bias_part.joined
         rows = recorded._sum_positions(g.view(self.out_positions)) if shared else None
         return () if rows is None else (None, None, 0, 0, rows)
-
-    def _sum_bias(self, g: Tensor) -> None:
-        if self._own_bias is not None:
-            torch.sum(g.view(self.out_positions), 1, out=self.bias_rows)
 
     def gradients(self, part: Part, held: Any) -> PerSampleGradients:
         if part is self.bias_part and self.kept:
