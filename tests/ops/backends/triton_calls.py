@@ -16,7 +16,7 @@ import torch
 
 from dpkern.base.laws import LAWS
 from dpkern.base.rng import Purpose
-from dpkern.ops import _cdt, ghost, noise, symbols, update
+from dpkern.ops import _cdt, ghost, noise, spectral, symbols, update
 from dpkern.ops._draws import CdtDraws, Draws, SampleReads
 from dpkern.ops.clip import GRAD_DTYPES
 from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
@@ -51,6 +51,16 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int, dict[str, int]]] = {
     "volume": ((2, 8, 8, 8, 8), 16, {"kernel_size": 3, "groups": 2}),
 }
 """Shape of the input, output channels, arguments."""
+CIRCULANT = {
+    "layer": (256, 1, 49, 32, 16),
+    "wide": (64, 1, 64, 64, 64),
+    "large": (16, 1, 4, 4, 512),
+    "tiny": (64, 1, 20, 10, 2),
+    "odd": (4, 3, 5, 3, 7),
+    "positions": (8, 32, 64, 64, 64),
+    "grams": (8, 4, 64, 64, 64),
+}
+"""Samples, positions, blocks of the input and of the output, and their size."""
 USUAL = ("wide", "block")
 """Those that are called with float16 as well; else bfloat16 stands for it."""
 
@@ -66,6 +76,8 @@ def calls() -> Calls:
                 yield from _convolution(name, dtype)
     for dtype in FLOATS:
         yield from _layers(dtype)
+        for name in CIRCULANT:
+            yield from _circulant(name, dtype)
     for dtype in GRAD_DTYPES:
         yield from _gradients(dtype)
     for case in SMALL_CASES:
@@ -121,6 +133,22 @@ def _strict(x: torch.Tensor, g: torch.Tensor, given: dict[str, Any]) -> None:
     """Call it where torch may not round operands to TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         ghost.conv_gradient(x, g, **given)
+
+
+def _circulant(name: str, dtype: torch.dtype) -> Calls:
+    batch, positions, ins, outs, block = CIRCULANT[name]
+    x, g = (torch.zeros(batch, positions, n, block, dtype=dtype) for n in (ins, outs))
+    factors, out = torch.ones(batch, dtype=dtype), torch.zeros(outs, ins, block, dtype=dtype)
+    yield _name("circulant_norm", name, dtype), partial(spectral.circulant_norm, x, g, **ON)
+    if block > 128:  # larger products are the library's
+        return
+    total = partial(spectral.circulant_sum, x, g, factors, out, **ON)
+    yield _name("circulant_sum", name, dtype), total
+    yield _name("circulant_gradient", name, dtype), partial(spectral.circulant_gradient, x, g, **ON)
+    for convention in ("row", "column"):
+        multiplied = partial(spectral.circulant_product, x[:, 0].clone(), out, **ON)
+        given = f"{name}-{convention}"
+        yield _name("circulant_product", given, dtype), partial(multiplied, convention=convention)
 
 
 def _layers(dtype: torch.dtype) -> Calls:
