@@ -27,6 +27,7 @@ MODULES = (
     "coef",
     "coef_features",
     "circulant",
+    "spectral",
 )
 """Those of ``_triton`` that have kernels."""
 OLDEST = (3, 6)

@@ -1,9 +1,10 @@
-"""Block-circulant layers by Triton's kernels in its interpreter: products and sums of float64, norms
-from above for operands that were made to deceive. Not yet run on a GPU."""
+"""Block-circulant layers by Triton's kernels in its interpreter: products and sums are those of
+float64, norms from above for operands that were made to deceive. Not yet run on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from dpkern.nn import functional
 from dpkern.ops import spectral, testing
 from dpkern.ops.spectral import Band, circulant
 from tests.ops.backends.test_cuda_circulant import POSITIONS, cancelling
+from tests.ops.test_spectral_circulant_bound import SIZES as ONE_POSITION
 from tests.ops.test_spectral_circulant_bound import deceptive, exact
 from tests.ops.test_spectral_circulant_product import assert_close, draw
 from tests.step.no_wait import NoWait
 
-BLOCKS = (1, 3, 8, 20, 128)
 SIZES = ((1, 1, 1), (33, 17, 9))
 """Samples, blocks of the input, blocks of the output."""
-ONE_POSITION = ((33, 20, 2), (4, 1, 3), (9, 3, 16), (2, 2, 300))
+QUICK = ((9, 3, 16), (2, 3, 2, 5), (3, 20, 33, 8))
+"""Positions, if several, and sizes: each way to a norm."""
 FLOATS = (torch.float32, torch.float64)
 EITHER = {"backend": "triton"}
 
@@ -44,19 +46,23 @@ def module() -> Any:
     return kernels
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("block", BLOCKS)
+def quick_and_slow(quick: Sequence[Any], slow: Sequence[Any]) -> list[Any]:
+    """Blocks or sizes, the second ones marked as slow: a program takes the interpreter 10 ms."""
+    return [*quick, *(pytest.param(each, marks=pytest.mark.slow) for each in slow)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("block", quick_and_slow((1, 8), (2, 3, 20, 128)))
 def test_products_are_those_of_the_whole_matrix(block: int, dtype: torch.dtype) -> None:
-    for (batch, ins, outs), convention in zip(SIZES, functional.CONVENTIONS, strict=True):
+    for (batch, ins, outs), convention in itertools.product(SIZES, functional.CONVENTIONS):
         x, weight = draw(batch, ins, block, dtype=dtype), draw(outs, ins, block, dtype=dtype)
-        for direction in (convention, *functional.CONVENTIONS)[: 1 if block > 20 else 3]:
-            got = spectral.circulant_product(x, weight, convention=direction, **EITHER)
-            whole = functional.circulant_matrix(weight.double(), direction)
-            assert_close(got.flatten(1), x.double().flatten(1) @ whole.T)
+        got = spectral.circulant_product(x, weight, convention=convention, **EITHER)
+        whole = functional.circulant_matrix(weight.double(), convention)
+        assert_close(got.flatten(1), x.double().flatten(1) @ whole.T)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("block", BLOCKS[:-1])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("block", quick_and_slow((1, 8), (2, 3, 20, 128)))
 def test_sums_are_those_of_transforms_in_float64(block: int, dtype: torch.dtype) -> None:
     bands = (None, Band((block,), "shells", 0.5))
     for (batch, ins, outs), positions, band in zip(SIZES, (1, 3), bands, strict=True):
@@ -74,9 +80,9 @@ def test_sums_are_those_of_transforms_in_float64(block: int, dtype: torch.dtype)
         assert_close(out, want)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gradients_are_those_of_transforms_in_float64(dtype: torch.dtype) -> None:
-    for block, positions in ((3, 1), (8, 5)):
+    for block, positions in ((2, 1), (5, 3)):
         x, g = (draw(4, positions, n, block, dtype=dtype) for n in (5, 18))
         grads, squares = spectral.circulant_gradient(x, g, **EITHER)
         want, _ = spectral.circulant_gradient(x.double(), g.double(), backend="reference")
@@ -89,11 +95,11 @@ def test_gradients_are_those_of_transforms_in_float64(dtype: torch.dtype) -> Non
 def test_samples_in_chunks_and_shared_out_to_programs(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 1 << 14)
+    monkeypatch.setattr(module, "_CHUNK", 1 << 13)
     monkeypatch.setattr(module, "_LEAST", 16)
-    x, g = (draw(40, 2, n, 4, dtype=torch.float32) for n in (3, 2))
+    x, g = (draw(20, 2, n, 2, dtype=torch.float32) for n in (3, 2))
     assert len(module._parts(x, 32, torch.float32)) > 2
-    out, factors = torch.zeros(2, 3, 4), torch.linspace(0, 1, 40)
+    out, factors = torch.zeros(2, 3, 2), torch.linspace(0, 1, 20)
     want, wide = out.double(), (x.double(), g.double())
     spectral.circulant_sum(x, g, factors, out, **EITHER)
     spectral.circulant_sum(*wide, factors.double(), want, backend="reference")
@@ -122,12 +128,22 @@ def largest(x: torch.Tensor, g: torch.Tensor) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("sizes", [*ONE_POSITION, *POSITIONS], ids=str)
-def test_norms_are_never_below(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "samples"),
+    [
+        *((sizes, 4) for sizes in QUICK),
+        *(
+            pytest.param(sizes, 24, marks=pytest.mark.slow)
+            for sizes in (*ONE_POSITION, (2, 1, 300), *POSITIONS)
+        ),
+    ],
+    ids=str,
+)
+def test_norms_are_never_below(sizes: tuple[int, ...], samples: int, dtype: torch.dtype) -> None:
     """At one position and at several, denormals and cancellation included."""
     make: Callable[..., Any] = deceptive if len(sizes) == 3 else cancelling
-    x, g = (t[:12].contiguous() for t in make(sizes, dtype))
+    x, g = (t[:samples].contiguous() for t in make(sizes, dtype))
     for band in (None, Band(sizes[-1:], "shells", 0.4)) if sizes[-1] > 2 else (None,):
         got, true = norms(x, g, band), exact(x, g, band)
         above = 1e-17 * true if band is not None else 0.0  # the response itself is rounded
@@ -140,9 +156,7 @@ def test_norms_are_never_below(sizes: tuple[int, ...], dtype: torch.dtype) -> No
             assert np.all(excess <= (2e-5 if gram else 1e-11) * np.sqrt(largest(x, g)))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "part"), [((9, 3, 16), 0), (POSITIONS[0], 1), (POSITIONS[1], 0)], ids=str
-)
+@pytest.mark.parametrize(("sizes", "part"), list(zip(QUICK, (0, 1, 0), strict=True)), ids=str)
 def test_without_their_slack_they_are_below(
     sizes: tuple[int, ...], part: int, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,13 +170,13 @@ def test_without_their_slack_they_are_below(
 
     monkeypatch.setattr(module, "_errors", without)
     make: Callable[..., Any] = deceptive if len(sizes) == 3 else cancelling
-    x, g = make(sizes, torch.float64)
+    x, g = (t[:8].contiguous() for t in make(sizes, torch.float64))
     assert np.any(norms(x, g) < exact(x, g, None))
 
 
 def test_squares_that_leave_the_range_do_not_matter() -> None:
     for positions in (1, 2):
-        x, g = (draw(3, positions, n, 8, dtype=torch.float64) for n in (2, 3))
+        x, g = (draw(2, positions, n, 2, dtype=torch.float64) for n in (2, 3))
         plain = spectral.circulant_norm(x, g, **EITHER)
         for a, b in ((-600, 560), (900, -1000), (-1010, 1000)):
             moved = spectral.circulant_norm(x * 2.0**a, g * 2.0**b, **EITHER)
@@ -174,8 +188,8 @@ def test_squares_that_leave_the_range_do_not_matter() -> None:
 
 @pytest.mark.parametrize("positions", [1, 3])
 def test_samples_that_are_not_finite_have_no_finite_norm(positions: int) -> None:
-    x, g = (draw(4, positions, n, 8, dtype=torch.float32) for n in (3, 2))
-    x[1, 0, 0, 0], g[2, 0, 1, 3] = float("inf"), float("nan")
+    x, g = (draw(4, positions, n, 3, dtype=torch.float32) for n in (3, 2))
+    x[1, 0, 0, 0], g[2, 0, 1, 2] = float("inf"), float("nan")
     squares = spectral.circulant_norm(x, g, **EITHER)
     assert torch.isfinite(squares).tolist() == [True, False, False, True]
     for one in (0, 3):
@@ -205,8 +219,8 @@ def test_nothing_to_do_is_nothing_and_nothing_waits() -> None:
     assert spectral.circulant_product(x[:, 0], out, **EITHER).shape == (0, 3, 8)
     spectral.circulant_sum(x, g, torch.zeros(0), out, **EITHER)
     assert bool((out == 1).all())
-    x, g = (draw(2, 2, n, 4, dtype=torch.float32) for n in (2, 3))
-    single, weight = x[:, 0].clone(), torch.zeros(3, 2, 4)
+    x, g = (draw(2, 2, n, 2, dtype=torch.float32) for n in (2, 3))
+    single, weight = x[:, 0].clone(), torch.zeros(3, 2, 2)
 
     def run() -> None:
         spectral.circulant_norm(x, g, **EITHER)

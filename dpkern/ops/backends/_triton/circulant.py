@@ -1,11 +1,11 @@
 """Block-circulant layers: products, norms, per-sample gradients and weighted sums.
 
-Blocks of d values are transformed by products with cosines and sines, and each of ``K = d // 2 + 1``
-frequencies then takes a complex product of its own: ``2 d^2`` operations for a block and ``8 K`` for
-a pair of blocks, where a product with circulant matrices takes ``2 d^2`` for every pair. Spectra of
-a few samples at a time stand in memory, cosine and sine sums of each frequency in planes of their
-own: with c and s those of a block, its transform is c - i s. Norms at one position keep the powers
-of a frequency alone, in registers.
+Blocks of d values are transformed by products with cosines and sines, and each of the ``K = d // 2
++ 1`` frequencies then takes a complex product of its own: ``2 d^2`` operations for a block, ``8 K``
+for a pair of blocks, where a product with circulant matrices takes ``2 d^2`` for every pair. Spectra
+of a few samples stand in memory, cosine and sine sums of each frequency in planes of their own: with
+c and s those of a block, its transform is c - i s. Norms at one position keep the powers of a
+frequency alone, in registers.
 
 ``docs/spectral.md`` proves the bounds of the norms. Not yet run on a GPU.
 """
@@ -193,6 +193,13 @@ def inverse_kernel(
     tl.store(out + entry, total, mask=mask)
 
 
+@triton.jit
+def _wide(x, entry, entries):
+    """Load entries as float64."""
+    part = tl.load(x + entry, mask=entry < entries, other=0.0)
+    return part if part.dtype == tl.float64 else part.to(tl.float32).to(tl.float64)
+
+
 @triton.jit(do_not_specialize=["samples"])
 def size_kernel(x, scales, squares, samples, entries, BLOCK: tl.constexpr):
     """Write the power of two that takes a sample's largest entry to [1, 2), and its square then."""
@@ -201,15 +208,13 @@ def size_kernel(x, scales, squares, samples, entries, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float64)
     for begin in range(0, entries, BLOCK):
-        part = tl.load(x + begin + lanes, mask=begin + lanes < entries, other=0.0)
-        largest = tl.maximum(largest, tl.abs(part).to(tl.float64))
+        largest = tl.maximum(largest, tl.abs(_wide(x, begin + lanes, entries)))
     exponent = (tl.max(largest).to(tl.int64, bitcast=True) >> 52) & 0x7FF
     exponent = tl.minimum(tl.maximum(exponent, 1), 2045)  # a power of two that is a normal number
     scale = ((2046 - exponent) << 52).to(tl.float64, bitcast=True)
     total = tl.zeros([BLOCK], tl.float64)
     for begin in range(0, entries, BLOCK):
-        part = tl.load(x + begin + lanes, mask=begin + lanes < entries, other=0.0)
-        part = part.to(tl.float64) * scale
+        part = _wide(x, begin + lanes, entries) * scale
         total += part * part
     tl.store(scales + sample, scale)
     tl.store(squares + sample, tl.sum(total))
@@ -570,10 +575,7 @@ def _norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torc
     squares = x.new_zeros(batch, dtype=torch.float64)
     if not (x.numel() and g.numel()):
         return squares
-    scales, sizes = squares.new_empty(2, 2, batch).unbind()
-    for i, operand in enumerate((x, g)):
-        given = operand, scales[i], sizes[i], batch, operand[0].numel()
-        launch(size_kernel, batch, x, *given, BLOCK=BLOCK)
+    scales, sizes = scaled(x, g)
     weights = on(x.device, circulant.weights_of, block, band)
     partial = _powers_of(x, g, scales, weights) if positions == 1 else _at(x, g, scales, weights)
     most = 1.0 if band is None else float(np.abs(band.gains).max()) ** 2
@@ -581,6 +583,15 @@ def _norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torc
     given = partial, scales, sizes, squares, batch, partial.shape[1], numbers
     launch(above_kernel, batch, x, *given, BLOCK=BLOCK)
     return squares
+
+
+def scaled(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``[2, B]`` powers of two for both operands' samples, and their squares then."""
+    scales, sizes = x.new_empty(2, 2, len(x), dtype=torch.float64).unbind()
+    for i, operand in enumerate((x, g)):
+        given = operand, scales[i], sizes[i], len(x), operand[0].numel()
+        launch(size_kernel, len(x), x, *given, BLOCK=BLOCK)
+    return scales, sizes
 
 
 def _powers_of(
