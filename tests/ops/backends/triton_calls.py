@@ -20,6 +20,7 @@ from dpkern.ops import _cdt, ghost, noise, spectral, symbols, update
 from dpkern.ops._draws import CdtDraws, Draws, SampleReads
 from dpkern.ops.clip import GRAD_DTYPES
 from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
+from dpkern.ops.spectral.bins import kept_bins
 from dpkern.ops.testing import KEY
 from dpkern.privacy.mechanisms import RandomizedResponse
 from tests.ops.small_cases import SMALL_CASES, SmallCase
@@ -61,6 +62,14 @@ CIRCULANT = {
     "grams": (8, 4, 64, 64, 64),
 }
 """Samples, positions, blocks of the input and of the output, and their size."""
+GRIDS: dict[str, tuple[tuple[int, ...], int, dict[str, int], int]] = {
+    "block": ((8, 16, 32, 32), 16, {"kernel_size": 3, "padding": 1}, 34),
+    "stem": ((8, 1, 28, 28), 6, {"kernel_size": 5, "padding": 2}, 32),
+    "down": ((8, 32, 16, 16), 64, {"kernel_size": 3, "padding": 1, "stride": 2}, 18),
+    "large": ((4, 8, 60, 60), 8, {"kernel_size": 3, "padding": 2, "groups": 2}, 64),
+    "line": ((3, 5, 40), 17, {"kernel_size": 3}, 41),
+}
+"""Shape of the input, output channels, arguments, and values on an axis of the transforms' grid."""
 USUAL = ("wide", "block")
 """Those that are called with float16 as well; else bfloat16 stands for it."""
 
@@ -78,6 +87,9 @@ def calls() -> Calls:
         yield from _layers(dtype)
         for name in CIRCULANT:
             yield from _circulant(name, dtype)
+        for name in GRIDS:
+            yield from _spectral(name, dtype)
+    yield from _spectral("block", torch.bfloat16)
     for dtype in GRAD_DTYPES:
         yield from _gradients(dtype)
     for case in SMALL_CASES:
@@ -149,6 +161,29 @@ def _circulant(name: str, dtype: torch.dtype) -> Calls:
         multiplied = partial(spectral.circulant_product, x[:, 0].clone(), out, **ON)
         given = f"{name}-{convention}"
         yield _name("circulant_product", given, dtype), partial(multiplied, convention=convention)
+
+
+def _spectral(name: str, dtype: torch.dtype) -> Calls:
+    shape, channels, own, side = GRIDS[name]
+    size = (side,) * (len(shape) - 2)
+    kernel = (own["kernel_size"],) * len(size)
+    between = own.get("stride", 1), 2 * own.get("padding", 0) - own["kernel_size"]
+    places = [(n + between[1]) // between[0] + 1 for n in shape[2:]]
+    x, g = torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], channels, *places, dtype=dtype)
+    norm = partial(spectral.conv_norm, x, g, **own, size=size, **ON)
+    yield _name("spectral_norm", name, dtype), norm
+    band = spectral.Band(size, "shells", 0.25)
+    yield (
+        _name("spectral_bins", name, dtype),
+        partial(spectral.conv_bins, x, g, **own, band=band, **ON),
+    )
+    count, total, groups = len(kept_bins(band)), of_sums(dtype), own.get("groups", 1)
+    bins = [torch.zeros(count, shape[0], 2, n, dtype=total) for n in (shape[1], channels)]
+    factors = torch.ones(shape[0], dtype=total)
+    out = torch.zeros(channels, shape[1] // groups, *kernel, dtype=total)
+    given = *bins, factors, out
+    added = partial(spectral.bins_sum, *given, groups=groups, band=band, **ON)
+    yield _name("spectral_sum", name, dtype), added
 
 
 def _layers(dtype: torch.dtype) -> Calls:

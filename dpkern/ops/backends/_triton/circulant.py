@@ -1,11 +1,11 @@
 """Block-circulant layers: products, norms, per-sample gradients and weighted sums.
 
-Blocks of d values are transformed by products with cosines and sines, and each of the ``K = d // 2
-+ 1`` frequencies then takes a complex product of its own: ``2 d^2`` operations for a block, ``8 K``
-for a pair of blocks, where a product with circulant matrices takes ``2 d^2`` for every pair. Spectra
-of a few samples stand in memory, cosine and sine sums of each frequency in planes of their own: with
-c and s those of a block, its transform is c - i s. Norms at one position keep the powers of a
-frequency alone, in registers.
+Blocks of d values are transformed by products with cosines and sines, and each of ``d // 2 + 1``
+frequencies then takes a complex product of its own: ``2 d^2`` operations for a block, some ``4 d``
+for a pair of blocks, where a product with circulant matrices takes ``2 d^2`` for every pair. The
+spectra of a few samples stand in memory, cosine and sine sums of a frequency in planes of their
+own: with c and s those of a block, its transform is c - i s. Norms at one position keep the powers
+of a frequency alone, in registers.
 
 ``docs/spectral.md`` proves the bounds of the norms. Not yet run on a GPU.
 """
@@ -85,31 +85,42 @@ def transform_kernel(
 
 
 @triton.jit
-def _plane(planes, row, rows, term, end, strides):
+def _plane(planes, row, rows, term, live, strides):
     """Load ``[rows, terms]`` of a plane."""
-    mask = (row < rows)[:, None] & (term < end)[None, :]
+    mask = (row < rows)[:, None] & live[None, :]
     place = row[:, None] * strides[0] + term[None, :] * strides[1]
     return tl.load(planes + place, mask=mask, other=0.0)
 
 
 @triton.jit
 def _products(
-    a, b, i, j, first, end, rows, columns, a_strides, b_strides,
+    a, b, factors, i, j, first, end, rows, columns, a_strides, b_strides,
+    FACTORS: tl.constexpr,
     CONJUGATE: tl.constexpr,
     SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums over terms of ``conj(a^) b^``, or of ``a^ b^``; strides: row, term, plane."""
+    """Return the sums over terms, with their factors, of ``conj(a^) b^``, or of ``a^ b^``.
+
+    Strides are those of a row, of a term, from cosines to sines, and of a frequency.
+    """
     re = tl.zeros([ROWS, COLUMNS], SUMS)
     im = tl.zeros([ROWS, COLUMNS], SUMS)
     for begin in range(first, end, DEPTH):
         term = begin + tl.arange(0, DEPTH)
-        a_cosine = _plane(a, i, rows, term, end, a_strides)
-        a_sine = _plane(a + a_strides[2], i, rows, term, end, a_strides)
-        b_cosine = tl.trans(_plane(b, j, columns, term, end, b_strides))
-        b_sine = tl.trans(_plane(b + b_strides[2], j, columns, term, end, b_strides))
+        live = term < end
+        if FACTORS:
+            factor = tl.load(factors + term, mask=live, other=0.0)
+            live &= factor != 0.0  # what is not read cannot be NaN
+        a_cosine = _plane(a, i, rows, term, live, a_strides)
+        a_sine = _plane(a + a_strides[2], i, rows, term, live, a_strides)
+        if FACTORS:
+            a_cosine *= factor[None, :]
+            a_sine *= factor[None, :]
+        b_cosine = tl.trans(_plane(b, j, columns, term, live, b_strides))
+        b_sine = tl.trans(_plane(b + b_strides[2], j, columns, term, live, b_strides))
         re += product(a_cosine, b_cosine, SUMS, "ieee")
         im -= product(a_cosine, b_sine, SUMS, "ieee")
         sines = product(a_sine, b_sine, SUMS, "ieee")
@@ -121,7 +132,8 @@ def _products(
 
 @triton.jit
 def frequency_kernel(
-    a, b, out, sizes, read, terms, each, bins, a_strides, b_strides, out_strides,
+    a, b, factors, out, sizes, read, terms, each, bins, a_strides, b_strides, out_strides,
+    FACTORS: tl.constexpr,
     CONJUGATE: tl.constexpr,
     ADD: tl.constexpr,
     SUMS: tl.constexpr,
@@ -142,9 +154,9 @@ def frequency_kernel(
     j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     first = split * each
     re, im = _products(
-        a + 2 * k * a_strides[2], b + 2 * k * b_strides[2], i, j,
+        a + k * a_strides[3], b + k * b_strides[3], factors, i, j,
         first, tl.minimum(first + each, terms), read[0], read[1], a_strides, b_strides,
-        CONJUGATE, SUMS, ROWS, COLUMNS, DEPTH,
+        FACTORS, CONJUGATE, SUMS, ROWS, COLUMNS, DEPTH,
     )  # fmt: skip
     out += 2 * (split * bins + k).to(tl.int64) * out_strides[2]
     entry = i[:, None] * out_strides[0] + j[None, :] * out_strides[1]
@@ -298,17 +310,17 @@ def square_kernel(
             return
     i = m * ROWS + tl.arange(0, ROWS)
     j = n * COLUMNS + tl.arange(0, COLUMNS)
-    x += 2 * k * x_strides[2] + sample * x_sample
-    g += 2 * k * g_strides[2] + sample * g_sample
+    x += k * x_strides[3] + sample * x_sample
+    g += k * g_strides[3] + sample * g_sample
     weight = tl.load(weights + k)
     if GRAMS:
         re, im = _products(
-            g, g, i, j, 0, outs, rows, columns, g_strides, g_strides,
-            True, tl.float64, ROWS, COLUMNS, DEPTH,
+            g, g, weights, i, j, 0, outs, rows, columns, g_strides, g_strides,
+            False, True, tl.float64, ROWS, COLUMNS, DEPTH,
         )  # fmt: skip
         x_re, x_im = _products(
-            x, x, i, j, 0, ins, rows, columns, x_strides, x_strides,
-            True, tl.float64, ROWS, COLUMNS, DEPTH,
+            x, x, weights, i, j, 0, ins, rows, columns, x_strides, x_strides,
+            False, True, tl.float64, ROWS, COLUMNS, DEPTH,
         )  # fmt: skip
         if m < n:
             weight *= 2.0
@@ -316,8 +328,8 @@ def square_kernel(
         im *= x_im
     else:
         re, im = _products(
-            g, x, i, j, 0, positions, rows, columns, g_strides, x_strides,
-            True, tl.float64, ROWS, COLUMNS, DEPTH,
+            g, x, weights, i, j, 0, positions, rows, columns, g_strides, x_strides,
+            False, True, tl.float64, ROWS, COLUMNS, DEPTH,
         )  # fmt: skip
         re *= re
         im *= im
@@ -346,6 +358,10 @@ def above_kernel(partial, scales, sizes, squares, samples, count, numbers, BLOCK
     tl.store(squares + sample, tl.where(square == 0.0, 0.0, square * power * power + tiny))
 
 
+Strides = tuple[int, int, int, int]
+"""Of a row, of a term, from cosines to sines, and of a frequency."""
+
+
 @dataclass(frozen=True)
 class Spectra:
     """Planes ``[2 K, terms, padded]`` of a few samples: ``places`` blocks in each of ``terms``."""
@@ -356,14 +372,16 @@ class Spectra:
     padded: int
 
     @property
-    def over_terms(self) -> tuple[int, int, int]:
-        """The strides of a row, of a term and of a plane, where a sum goes over terms."""
-        return 1, self.padded, self.terms * self.padded
+    def over_terms(self) -> Strides:
+        """Those where a sum goes over terms, and places are rows."""
+        plane = self.terms * self.padded
+        return 1, self.padded, plane, 2 * plane
 
     @property
-    def over_places(self) -> tuple[int, int, int]:
-        """The same where it goes over the places of a term, and terms are rows."""
-        return self.padded, 1, self.terms * self.padded
+    def over_places(self) -> Strides:
+        """Those where it goes over the places of a term, and terms are rows."""
+        plane = self.terms * self.padded
+        return self.padded, 1, plane, 2 * plane
 
 
 def _multiple(n: int) -> int:
@@ -374,7 +392,7 @@ def _bins(block: int) -> int:
     return block // 2 + 1
 
 
-def _sides(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+def sides_of(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return the constants of a tile of products: what fits the registers."""
     most = 128 if INTERPRETED else 32 if dtype is torch.float64 else 64
     height, width = (
@@ -390,11 +408,11 @@ def _sides(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _tiles(rows: int, columns: int, sides: dict[str, Any]) -> int:
+def tiles_of(rows: int, columns: int, sides: dict[str, Any]) -> int:
     return int(triton.cdiv(rows, sides["ROWS"]) * triton.cdiv(columns, sides["COLUMNS"]))
 
 
-def _sums(dtype: torch.dtype) -> Any:
+def sums_of(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
@@ -404,7 +422,7 @@ def _waves(block: int) -> np.ndarray[Any, Any]:
     return circle(block)[:, turns].transpose(1, 0, 2).reshape(-1, block)
 
 
-def _filled(waves: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+def filled(waves: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """Return a table with zeros behind its rows and columns, for tiles that reach beyond them."""
     count, block = waves.shape
     table = np.zeros((count + 2 * 128, -(-block // 128) * 128))
@@ -413,14 +431,14 @@ def _filled(waves: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _there(block: int, dtype: torch.dtype) -> torch.Tensor:
-    return _filled(_waves(block), dtype)
+    return filled(_waves(block), dtype)
 
 
 def _back(block: int, band: Band | None, dtype: torch.dtype) -> torch.Tensor:
     weights = half_weights(block) / block
     if band is not None:
         weights = weights * half_gains(band).flatten().numpy()
-    return _filled(_waves(block) * np.stack([weights, -weights], 1).reshape(-1, 1), dtype)
+    return filled(_waves(block) * np.stack([weights, -weights], 1).reshape(-1, 1), dtype)
 
 
 def _transformed(
@@ -432,41 +450,45 @@ def _transformed(
     lines = terms * padded
     planes = x.new_empty(count, lines, dtype=dtype)
     matrix = on(x.device, _there, block, dtype)
-    sides = _sides(count, lines, dtype)
+    sides = sides_of(count, lines, dtype)
     launch(
         transform_kernel,
-        _tiles(count, lines, sides),
+        tiles_of(count, lines, sides),
         x,
         *(x, matrix, x if factors is None else factors, planes),
         *(lines, padded, places, positions, count),
         FACTORS=how,
         SIZE=block,
         WIDTH=matrix.shape[1],
-        SUMS=_sums(dtype),
+        SUMS=sums_of(dtype),
         **sides,
     )
     return Spectra(planes, terms, places, padded)
 
 
-def _led_back(
-    planes: torch.Tensor, out: torch.Tensor, live: int, band: Band | None = None, *, add: bool
+def led_back(
+    planes: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, block: int, *, add: bool
 ) -> None:
-    """Write blocks ``[batch, live, d]`` of products ``[batch, splits, 2 K, lines]``."""
+    """Write ``[batch, live, block]`` of products ``[batch, splits, 2 K, lines]``, by a table."""
     batch, splits, count, lines = planes.shape
-    block = out.shape[-1]
-    matrix = on(out.device, _back, block, band, out.dtype)
-    sides = _sides(lines, block, out.dtype)
+    live = out.numel() // (batch * block)
+    sides = sides_of(lines, block, out.dtype)
     launch(
         inverse_kernel,
-        batch * _tiles(lines, block, sides),
+        batch * tiles_of(lines, block, sides),
         out,
         *(planes, matrix, out, live, lines, count, splits),
         ADD=add,
         SIZE=block,
         WIDTH=matrix.shape[1],
-        SUMS=_sums(out.dtype),
+        SUMS=sums_of(out.dtype),
         **sides,
     )
+
+
+def share(programs: int, terms: int) -> int:
+    """Return how many terms a program adds up, where there are so many besides."""
+    return max(_LEAST, -(-terms * programs // _PROGRAMS))
 
 
 def _parts(x: torch.Tensor, places: int, dtype: torch.dtype) -> list[slice]:
@@ -488,19 +510,21 @@ def _product(x: torch.Tensor, weight: torch.Tensor, *, convention: str = "row") 
         xs = _transformed(x[part, None], dtype)
         lines = _multiple(xs.terms * outs)
         products = x.new_empty(1, 1, 2 * _bins(block), lines)
-        sides = _sides(outs, xs.terms, dtype)
+        sides = sides_of(outs, xs.terms, dtype)
         launch(
             frequency_kernel,
-            _tiles(outs, xs.terms, sides) * _bins(block),
+            tiles_of(outs, xs.terms, sides) * _bins(block),
             x,
-            *(w.planes, xs.planes, products, (outs, xs.terms), (outs, xs.terms)),
+            *(w.planes, xs.planes, x, products, (outs, xs.terms), (outs, xs.terms)),
             *(xs.padded, xs.padded, _bins(block), w.over_places, xs.over_places, (1, outs, lines)),
+            FACTORS=False,
             CONJUGATE=convention == "row",
             ADD=False,
-            SUMS=_sums(dtype),
+            SUMS=sums_of(dtype),
             **sides,
         )
-        _led_back(products, y[part], xs.terms * outs, add=False)
+        back = on(x.device, _back, block, None, dtype)
+        led_back(products, back, y[part], block, add=False)
     return y
 
 
@@ -508,16 +532,17 @@ def _correlated(
     g: Spectra, x: Spectra, products: torch.Tensor, each: int, bins: int, *, add: bool
 ) -> None:
     """Write ``sum_t conj(g^[t, i]) x^[t, j]`` over ``each`` terms to each of the products."""
-    sides = _sides(g.places, x.places, products.dtype)
+    sides = sides_of(g.places, x.places, products.dtype)
     launch(
         frequency_kernel,
-        _tiles(g.places, x.places, sides) * bins * len(products),
+        tiles_of(g.places, x.places, sides) * bins * len(products),
         products,
-        *(g.planes, x.planes, products, (g.places, x.places), (g.padded, x.padded)),
+        *(g.planes, x.planes, x.planes, products, (g.places, x.places), (g.padded, x.padded)),
         *(g.terms, each, bins, g.over_terms, x.over_terms, (x.places, 1, products.shape[-1])),
+        FACTORS=False,
         CONJUGATE=True,
         ADD=add,
-        SUMS=_sums(products.dtype),
+        SUMS=sums_of(products.dtype),
         **sides,
     )
 
@@ -537,15 +562,14 @@ def _sum(
         return None
     parts = _parts(x, _multiple(ins) + _multiple(outs), dtype)
     terms = len(x[parts[0]]) * positions
-    programs = _tiles(outs, ins, _sides(outs, ins, dtype)) * _bins(block)
-    each = max(_LEAST, -(-terms * programs // _PROGRAMS))
+    each = share(tiles_of(outs, ins, sides_of(outs, ins, dtype)) * _bins(block), terms)
     splits = -(-terms // each)
     products = x.new_zeros(1, splits, 2 * _bins(block), _multiple(outs * ins))
     for part in parts:
         xs = _transformed(x[part], dtype, factors[part], _MASKED)
         gs = _transformed(g[part], dtype, factors[part], _SCALED)
         _correlated(gs, xs, products[0], each, _bins(block), add=True)
-    _led_back(products, out, outs * ins, band, add=True)
+    led_back(products, on(x.device, _back, block, band, dtype), out, block, add=True)
     increment_version(out)
     return None
 
@@ -563,7 +587,7 @@ def _gradient(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         xs, gs = _transformed(x[part], dtype), _transformed(g[part], dtype)
         products = x.new_empty(len(x[part]), 1, 2 * _bins(block), lines)
         _correlated(gs, xs, products[:, 0], positions, _bins(block), add=False)
-        _led_back(products, grads[part], outs * ins, add=False)
+        led_back(products, on(x.device, _back, block, None, dtype), grads[part], block, add=False)
     by_rows.power_sums(grads, batch, grads[0].numel(), 2, squares)
     return grads, squares
 
@@ -590,7 +614,7 @@ def scaled(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     scales, sizes = x.new_empty(2, 2, len(x), dtype=torch.float64).unbind()
     for i, operand in enumerate((x, g)):
         given = operand, scales[i], sizes[i], len(x), operand[0].numel()
-        launch(size_kernel, len(x), x, *given, BLOCK=BLOCK)
+        launch(size_kernel, len(x), x, *given, BLOCK=BLOCK, maxnreg=255)
     return scales, sizes
 
 
@@ -600,7 +624,7 @@ def _powers_of(
     """Return shares ``[B, n]`` of the squares of samples with one position."""
     (batch, _, ins, block), outs, bins = x.shape, g.shape[2], len(weights)
     matrix = on(x.device, _there, block, torch.float64)
-    sides = _sides(bins, max(ins, outs), torch.float64)
+    sides = sides_of(bins, max(ins, outs), torch.float64)
     tiles = triton.cdiv(bins, sides["ROWS"])
     partial = scales.new_empty(batch, tiles)
     launch(
@@ -622,10 +646,10 @@ def _at(
     (batch, positions, ins, _), outs = x.shape, g.shape[2]
     grams, dtype = circulant.norm_route(x, g) == "positions", torch.float64
     rows, columns = (positions, positions) if grams else (_multiple(outs), _multiple(ins))
-    sides = _sides(rows, columns, dtype)
+    sides = sides_of(rows, columns, dtype)
     if grams and not INTERPRETED:
         sides["ROWS"] = sides["COLUMNS"] = min(sides["ROWS"], 16)
-    count = _tiles(rows, columns, sides) * len(weights)
+    count = tiles_of(rows, columns, sides) * len(weights)
     partial = scales.new_empty(batch, count)
     for part in _parts(x, _multiple(ins) + _multiple(outs), dtype):
         xs = _transformed(x[part], dtype, scales[0, part], _SCALED)

@@ -1,13 +1,14 @@
-"""Norms of convolutions in the frequency domain: maps are transformed on the chip.
+"""Norms and sums of convolutions in the frequency domain: maps are transformed on the chip.
 
 A program has a few frequencies along rows and all along columns, and takes the maps of a sample's
-group one after the other: rows by products with cosines and sines, columns by products of what these
-give, and the powers of all maps stay in registers. ``2 H W K + 8 P H K`` operations for a map
-of H x W values on a grid of P rows and K half frequencies are some five times those of a fast
-transform; but a map is read from memory, and the powers of a whole group leave the chip, where the
-library writes a map's spectrum, and torch reads it three times and writes twice to add up powers.
+group one after the other: rows by products with cosines and sines, columns by products of what they
+give, and the powers of all maps stay in registers. ``4 H W K + 8 P H K`` operations for a map of
+H x W values on a grid of P rows and K half frequencies are several times those of a fast transform.
+But a map is read from memory, and the powers of a group leave the chip, where the library writes
+the spectrum of each map, and torch reads and writes it several times to add powers in float64.
 
-``docs/spectral.md`` proves the bound. Not yet run on a GPU.
+Retained bins are written in the same pass, and their weighted sums are the products of circulant
+layers. ``docs/spectral.md`` proves the bound. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -20,17 +21,30 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.graph import increment_version
 
 from ...ghost._bounds import of_sums
+from ...ghost._conv_geometry import Size
+from ...spectral import bins
 from ...spectral._band import Band, half_weights
 from ...spectral._plan import FrequencyLine, circle, places
-from ...spectral._sizes import ConvolutionGrid, planes
+from ...spectral._sizes import ConvolutionGrid, Pair, planes
 from ...spectral._spectra import Grid, of_one_sample, on, product_squares
+from ...spectral.whitened_bins import plan_for, whitened_squares
 from .. import _device_spectral
 from .._spectra import room
-from .circulant import scaled
+from .circulant import (
+    filled,
+    frequency_kernel,
+    led_back,
+    scaled,
+    share,
+    sides_of,
+    sums_of,
+    tiles_of,
+)
 from .launch import INTERPRETED, launch
-from .operands import product
+from .operands import MULTIPLE, product
 
 LARGEST = 64
 """Values on an axis of the largest grid; larger ones take the library's transforms."""
@@ -42,7 +56,8 @@ DEPTH, ROWS = 16, 32
 
 @triton.jit
 def power_map_kernel(
-    x, scales, across, down, powers, each, groups, p, bins,
+    x, scales, across, down, powers, slots, kept, each, groups, p, bins, batch,
+    KEEP: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     USED_ROWS: tl.constexpr,
@@ -54,15 +69,22 @@ def power_map_kernel(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the powers of one group's maps at some frequencies of rows and all of columns."""
+    """Write the powers of one group's maps at some frequencies along rows and all along columns.
+
+    KEEP: of each map the bins with a slot as well, ``[slot, sample, 2, channel]``.
+    """
     tiles = tl.cdiv(bins, FREQUENCIES)
     unit = (tl.program_id(0) // tiles).to(tl.int64)
     kx = tl.program_id(0) % tiles * FREQUENCIES + tl.arange(0, FREQUENCIES)
     ky = tl.arange(0, GRID)
     scale = tl.load(scales + unit // groups)
     x += unit * each * (HEIGHT * WIDTH)
+    inside = (ky < p)[:, None] & (kx < bins)[None, :]
+    if KEEP:
+        slot = tl.load(slots + ky[:, None] * bins + kx[None, :], mask=inside, other=-1)
+        kept += (slot * batch + unit // groups) * (2 * groups * each) + unit % groups * each
     power = tl.zeros([GRID, FREQUENCIES], tl.float64)
-    for _ in range(each):
+    for channel in range(each):
         re = tl.zeros([GRID, FREQUENCIES], SUMS)
         im = tl.zeros([GRID, FREQUENCIES], SUMS)
         for top in range(0, USED_ROWS, ROWS):
@@ -88,30 +110,34 @@ def power_map_kernel(
             im += product(turn, cosine, SUMS, "ieee")
         wide_re, wide_im = re.to(tl.float64), im.to(tl.float64)
         power += wide_re * wide_re + wide_im * wide_im
+        if KEEP:
+            tl.store(kept + channel, re, mask=slot >= 0)
+            tl.store(kept + groups * each + channel, -im, mask=slot >= 0)
         x += HEIGHT * WIDTH
     place = (unit * p + ky[:, None]) * bins + kx[None, :]
-    tl.store(powers + place, power, mask=(ky < p)[:, None] & (kx < bins)[None, :])
+    tl.store(powers + place, power, mask=inside)
 
 
-def _filled(turns: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+def _waves(line: FrequencyLine, frequencies: int, first: int = 0) -> np.ndarray[Any, Any]:
+    """Return cosines and sines ``[2, frequencies, values]``, of values from place ``first`` on."""
+    turns = np.outer(np.arange(frequencies), np.arange(line.count) * line.step + first) % line.n
+    return circle(line.n)[:, turns]
+
+
+def _filled(waves: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     table = np.zeros((2, LARGEST, LARGEST))
-    table[:, : turns.shape[1], : turns.shape[2]] = turns
+    table[:, : waves.shape[1], : waves.shape[2]] = waves
     return torch.from_numpy(table).to(dtype)
 
 
-def _across(line: FrequencyLine, dtype: torch.dtype) -> torch.Tensor:
+def _across(line: FrequencyLine, first: int, dtype: torch.dtype) -> torch.Tensor:
     """Return cosines and sines ``[2, values, half frequencies]``, zeros behind them."""
-    return _filled(_waves(line, line.n // 2 + 1).transpose(0, 2, 1), dtype)
+    return _filled(_waves(line, line.n // 2 + 1, first).transpose(0, 2, 1), dtype)
 
 
-def _down(line: FrequencyLine, dtype: torch.dtype) -> torch.Tensor:
+def _down(line: FrequencyLine, first: int, dtype: torch.dtype) -> torch.Tensor:
     """Return cosines and sines ``[2, frequencies, values]``, zeros behind them."""
-    return _filled(_waves(line, line.n), dtype)
-
-
-def _waves(line: FrequencyLine, frequencies: int) -> np.ndarray[Any, Any]:
-    turns = np.outer(np.arange(frequencies), np.arange(line.count) * line.step) % line.n
-    return circle(line.n)[:, turns]
+    return _filled(_waves(line, line.n, first), dtype)
 
 
 @lru_cache(maxsize=256)
@@ -132,58 +158,231 @@ def _error(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> f
     return float((eta - 1) * (1 + 2.0**-20)) + 2.0**-100
 
 
-@torch.no_grad()
-def _norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
-) -> torch.Tensor:
-    grid = of_one_sample(Grid.of(plan, band))
-    if max(grid.size) > LARGEST or min(grid.rows) == 0 or not (x.numel() and g.numel()):
-        return _device_spectral.conv_norm(x, g, band=band, plan=plan)
-    dtype, geometry = of_sums(x.dtype), plan.geometry
-    scales, _ = scaled(x, g)
-    powers = room(x, geometry.groups, grid)
-    errors = []
-    sides = places(grid, shared=False)
-    for operand, side, scale, out in zip((x, g), sides, scales, powers, strict=True):
-        maps = planes(operand)
-        (height, width), bins = maps.shape[2:], side.columns.n // 2 + 1
+Bins = tuple[torch.Tensor, torch.Tensor]
+
+
+@lru_cache(maxsize=256)
+def _sources(band: Band, size: Pair, folded: Pair, which: int) -> Bins:
+    """Return the bins of x (0) or g (1) that retained ones are read from, and which each is."""
+    index = bins.kept_bins(band) if which == 0 else bins.gradient_bins(band, size, folded)
+    found, source = torch.unique(index, return_inverse=True)
+    return found, source
+
+
+def _source(band: Band, size: Pair, folded: Pair, which: int) -> torch.Tensor:
+    return _sources(band, size, folded, which)[1]
+
+
+def _slots(band: Band, size: Pair, folded: Pair, which: int) -> torch.Tensor:
+    """Return ``[P (Q / 2 + 1)]``, the slot of each bin, or -1."""
+    height, width = (size, folded)[which]
+    slots = torch.full((height * (width // 2 + 1),), -1, dtype=torch.int32, device="cpu")
+    found, _ = _sources(band, size, folded, which)
+    slots[found] = torch.arange(len(found), dtype=torch.int32, device="cpu")
+    return slots
+
+
+class Transformed:
+    """Both operands' powers, and their retained bins if a band names them.
+
+    Samples are multiplied by powers of two that take their largest entries to [1, 2).
+
+    Attributes:
+        scales: ``[2, B]``.
+        powers: ``[B, groups, bins]`` of x and of g.
+        kept: ``[K, B, 2, channels]`` of x and of g.
+        errors: of the transforms of x and of g, relative to the norms of their maps.
+    """
+
+    def __init__(self, x: torch.Tensor, g: torch.Tensor, grid: Grid, band: Band | None) -> None:
+        self.grid = grid
+        self.scales, _ = scaled(x, g)
+        self.powers = room(x, grid.layer.geometry.groups, grid)
+        self.kept: list[torch.Tensor] = []
+        self.errors = [
+            _error(side.rows, side.columns, of_sums(x.dtype))
+            for side in places(of_one_sample(grid), shared=False)
+        ]
+        for which, operand in enumerate((x, g)):
+            self._run(which, operand, band)
+
+    def _run(self, which: int, operand: torch.Tensor, band: Band | None) -> None:
+        grid, device, dtype = self.grid, operand.device, of_sums(operand.dtype)
+        side = places(of_one_sample(grid), shared=False)[which]
+        groups, maps = grid.layer.geometry.groups, planes(operand)
+        batch, channels, height, width = maps.shape
+        top, left = grid.layer.padding if which == 0 else (0, 0)
+        slots = kept = self.powers[which]
+        if band is not None:
+            arguments = band, grid.size, grid.folded, which
+            slots = on(device, _slots, *arguments)
+            kept = operand.new_empty(len(_sources(*arguments)[0]), batch, 2, channels, dtype=dtype)
+        half, frequencies = side.columns.n // 2 + 1, _power_of_two(side.rows.n)
         launch(
             power_map_kernel,
-            len(x) * geometry.groups * triton.cdiv(bins, FREQUENCIES),
-            x,
-            *(operand, scale),
-            on(x.device, _across, side.columns, dtype),
-            on(x.device, _down, side.rows, dtype),
-            *(out, maps.shape[1] // geometry.groups, geometry.groups, side.rows.n, bins),
+            batch * groups * triton.cdiv(half, FREQUENCIES),
+            operand,
+            *(operand, self.scales[which]),
+            on(device, _across, side.columns, left, dtype),
+            on(device, _down, side.rows, top, dtype),
+            *(self.powers[which], slots, kept, channels // groups, groups, side.rows.n, half),
+            batch,
+            KEEP=band is not None,
             HEIGHT=height,
             WIDTH=width,
             USED_ROWS=side.rows.count,
             USED_COLUMNS=side.columns.count,
             SUMS=tl.float64 if dtype is torch.float64 else tl.float32,
-            GRID=max(16, int(triton.next_power_of_2(side.rows.n))),
+            GRID=frequencies,
             LARGEST=LARGEST,
             FREQUENCIES=FREQUENCIES,
             ROWS=LARGEST if INTERPRETED else 16 if side.rows.count <= 16 else ROWS,
             DEPTH=LARGEST if INTERPRETED else DEPTH,
+            warps=8 if frequencies > 32 else 4,
             fused=True,
             maxnreg=255,
         )
-        errors.append(_error(side.rows, side.columns, dtype))
-    squares = product_squares(grid, *powers, max(errors))
-    # Sums of powers over maps and frequencies are float64, and none is negative.
-    terms = max(geometry.in_channels, geometry.out_channels) + powers[0][0].numel() + 64
-    return _scaled_back(squares * (1 + terms * 2.0**-50), scales)
+        if band is not None:
+            if len(kept) < len(bins.kept_bins(band)):
+                kept = kept[on(device, _source, *arguments)]
+            self.kept.append(bins.unfold(kept, grid, band) if which else kept)
+
+    def squares(self) -> torch.Tensor:
+        """Return the squared norms of correlation maps, from above."""
+        geometry = self.grid.layer.geometry
+        squares = product_squares(self.grid, *self.powers, max(self.errors))
+        # Sums of powers over maps and frequencies are float64, and none is negative.
+        terms = max(geometry.in_channels, geometry.out_channels) + self.powers[0][0].numel() + 64
+        return self.back(squares * (1 + terms * 2.0**-50))
+
+    def back(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the squares of the operands as they were, rounded up at 0."""
+        power = (1 / self.scales[0] * (1 / self.scales[1])).clamp(2.0**-600, 2.0**600)
+        return torch.where(squares == 0, squares, squares * power * power + 2.0**-1074)
+
+    def bins(self) -> Bins:
+        """Return the retained bins of the operands as they were."""
+        x_bins, g_bins = (
+            kept * (1 / scale).to(kept.dtype)[:, None, None]
+            for kept, scale in zip(self.kept, self.scales, strict=True)
+        )
+        return x_bins, g_bins
 
 
-def _scaled_back(squares: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return squares of operands that were multiplied by ``scales``, rounded up at 0."""
-    power = (1 / scales[0] * (1 / scales[1])).clamp(2.0**-600, 2.0**600)
-    return torch.where(squares == 0, squares, squares * power * power + 2.0**-1074)
+def _power_of_two(n: int) -> int:
+    return max(16, int(triton.next_power_of_2(n)))
+
+
+def _reaches(x: torch.Tensor, g: torch.Tensor, grid: Grid) -> bool:
+    return max(grid.size) <= LARGEST and min(grid.rows) > 0 and bool(x.numel() and g.numel())
+
+
+@torch.no_grad()
+def _norm(
+    x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
+) -> torch.Tensor:
+    grid = Grid.of(plan, band)
+    if not _reaches(x, g, grid):
+        return _device_spectral.conv_norm(x, g, band=band, plan=plan)
+    return Transformed(x, g, grid, None).squares()
+
+
+@torch.no_grad()
+def _bins(
+    x: torch.Tensor, g: torch.Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grid = Grid(plan, plan.size, None)
+    if not _reaches(x, g, grid):
+        return _device_spectral.conv_bins(x, g, band=band, plan=plan)
+    both = Transformed(x, g, grid, band)
+    return *both.bins(), both.squares()
+
+
+@torch.no_grad()
+def _whitened(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    matrix: torch.Tensor,
+    *,
+    band: Band,
+    plan: ConvolutionGrid,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grid = Grid(plan, plan.size, None)
+    if not _reaches(x, g, grid):
+        return _device_spectral.whitened_bins(x, g, matrix, band=band, plan=plan)
+    both = Transformed(x, g, grid, band)
+    x_error, g_error = both.errors
+    made = plan_for(plan, matrix, band, torch.float64, (x_error, g_error))
+    # Of the scaled operands, of which nothing underflows.
+    wide = [
+        t.double() * scale.view(-1, *(1,) * (t.dim() - 1))
+        for t, scale in zip((x, g), both.scales, strict=True)
+    ]
+    kept = (t.double() for t in both.kept)
+    squares = whitened_squares(*wide, *kept, made, plan.geometry.groups)
+    return *both.bins(), both.back(squares)
+
+
+def _crop(
+    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a table from products of bins ``[2 K]`` to taps; sines count the other way round."""
+    cosines, sines = (part.numpy().T for part in bins.crop_matrix(band, kernel, dilation))
+    return filled(np.stack([cosines, -sines], 1).reshape(-1, cosines.shape[1]), dtype)
+
+
+@torch.no_grad()
+def _sum(
+    x_bins: torch.Tensor,
+    g_bins: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+) -> None:
+    (count, batch, _, ins), outs = x_bins.shape, g_bins.shape[3]
+    if not (x_bins.numel() and g_bins.numel() and out.numel()):
+        return
+    steps = (dilation,) * len(band.size) if isinstance(dilation, int) else tuple(dilation)
+    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    matrix = on(out.device, _crop, band, kernel, between, out.dtype)
+    rows, columns = outs // groups, ins // groups
+    sides = sides_of(rows, columns, out.dtype)
+    tiles = tiles_of(rows, columns, sides)
+    each = share(tiles * count, batch)
+    lines = -(-rows * columns // MULTIPLE) * MULTIPLE
+    for group in range(groups):
+        products = out.new_empty(1, -(-batch // each), 2 * count, lines)
+        own = slice(group * rows, (group + 1) * rows)
+        launch(
+            frequency_kernel,
+            tiles * count * products.shape[1],
+            out,
+            *(g_bins[..., own], x_bins[..., group * columns :], factors, products),
+            *((rows, columns), (rows, columns), batch, each, count),
+            *((1, 2 * outs, outs, 2 * batch * outs), (1, 2 * ins, ins, 2 * batch * ins)),
+            (columns, 1, lines),
+            FACTORS=True,
+            CONJUGATE=True,
+            ADD=False,
+            SUMS=sums_of(out.dtype),
+            **sides,
+        )
+        led_back(products, matrix, out[own], math.prod(kernel), add=True)
+    increment_version(out)
 
 
 def _never(*_: Any, **__: Any) -> None:
     return None
 
 
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("spectral.conv_norm", _norm, _never),)
+KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("spectral.conv_norm", _norm, _never),
+    ("spectral.conv_bins", _bins, _never),
+    ("spectral.whitened_bins", _whitened, _never),
+    ("spectral.bins_sum", _sum, _never),
+)
 """``(op, run, refuse)``."""
