@@ -22,9 +22,9 @@ from tests.step.no_wait import NoWait
 
 SIZES = ((1, 1, 1), (33, 17, 9))
 """Samples, blocks of the input, blocks of the output."""
-QUICK = ((9, 3, 16), (2, 3, 2, 5), (3, 20, 33, 8))
+QUICK = ((9, 3, 16), (2, 3, 2, 5), (2, 9, 8, 4))
 """Positions, if several, and sizes: each way to a norm."""
-FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow))
 EITHER = {"backend": "triton"}
 
 
@@ -52,7 +52,7 @@ def quick_and_slow(quick: Sequence[Any], slow: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("block", quick_and_slow((1, 8), (2, 3, 20, 128)))
+@pytest.mark.parametrize("block", quick_and_slow((8,), (1, 2, 3, 20, 128)))
 def test_products_are_those_of_the_whole_matrix(block: int, dtype: torch.dtype) -> None:
     for (batch, ins, outs), convention in itertools.product(SIZES, functional.CONVENTIONS):
         x, weight = draw(batch, ins, block, dtype=dtype), draw(outs, ins, block, dtype=dtype)
@@ -62,7 +62,7 @@ def test_products_are_those_of_the_whole_matrix(block: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("block", quick_and_slow((1, 8), (2, 3, 20, 128)))
+@pytest.mark.parametrize("block", quick_and_slow((8,), (1, 2, 3, 20, 128)))
 def test_sums_are_those_of_transforms_in_float64(block: int, dtype: torch.dtype) -> None:
     bands = (None, Band((block,), "shells", 0.5))
     for (batch, ins, outs), positions, band in zip(SIZES, (1, 3), bands, strict=True):
@@ -95,11 +95,11 @@ def test_gradients_are_those_of_transforms_in_float64(dtype: torch.dtype) -> Non
 def test_samples_in_chunks_and_shared_out_to_programs(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 1 << 13)
+    monkeypatch.setattr(module, "_CHUNK", 1 << 12)
     monkeypatch.setattr(module, "_LEAST", 16)
-    x, g = (draw(20, 2, n, 2, dtype=torch.float32) for n in (3, 2))
+    x, g = (draw(9, 2, n, 2, dtype=torch.float32) for n in (3, 2))
     assert len(module._parts(x, 32, torch.float32)) > 2
-    out, factors = torch.zeros(2, 3, 2), torch.linspace(0, 1, 20)
+    out, factors = torch.zeros(2, 3, 2), torch.linspace(0, 1, 9)
     want, wide = out.double(), (x.double(), g.double())
     spectral.circulant_sum(x, g, factors, out, **EITHER)
     spectral.circulant_sum(*wide, factors.double(), want, backend="reference")
@@ -178,7 +178,7 @@ def test_squares_that_leave_the_range_do_not_matter() -> None:
     for positions in (1, 2):
         x, g = (draw(2, positions, n, 2, dtype=torch.float64) for n in (2, 3))
         plain = spectral.circulant_norm(x, g, **EITHER)
-        for a, b in ((-600, 560), (900, -1000), (-1010, 1000)):
+        for a, b in ((-600, 560), (-1010, 1000)):
             moved = spectral.circulant_norm(x * 2.0**a, g * 2.0**b, **EITHER)
             assert torch.equal(moved, plain * 2.0 ** (2 * (a + b)))
         assert bool((spectral.circulant_norm(x * 2.0**-600, g, **EITHER) > 0).all())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -498,7 +498,9 @@ def _parts(x: torch.Tensor, places: int, dtype: torch.dtype) -> list[slice]:
     return [slice(begin, begin + samples) for begin in range(0, len(x), samples)]
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, *, convention: str = "row") -> torch.Tensor:
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, *, convention: Literal["row", "column"] = "row"
+) -> torch.Tensor:
     (batch, ins, block), outs, dtype = x.shape, len(weight), x.dtype
     if block > LARGEST:
         return circulant.circulant_product.reference(x, weight, convention=convention)

@@ -250,7 +250,8 @@ class Transformed:
     def squares(self) -> torch.Tensor:
         """Return the squared norms of correlation maps, from above."""
         geometry = self.grid.layer.geometry
-        squares = product_squares(self.grid, *self.powers, max(self.errors))
+        x_powers, g_powers = self.powers
+        squares = product_squares(self.grid, x_powers, g_powers, max(self.errors))
         # Sums of powers over maps and frequencies are float64, and none is negative.
         terms = max(geometry.in_channels, geometry.out_channels) + self.powers[0][0].numel() + 64
         return self.back(squares * (1 + terms * 2.0**-50))
@@ -315,12 +316,12 @@ def _whitened(
     x_error, g_error = both.errors
     made = plan_for(plan, matrix, band, torch.float64, (x_error, g_error))
     # Of the scaled operands, of which nothing underflows.
-    wide = [
+    xs, gs = (
         t.double() * scale.view(-1, *(1,) * (t.dim() - 1))
         for t, scale in zip((x, g), both.scales, strict=True)
-    ]
-    kept = (t.double() for t in both.kept)
-    squares = whitened_squares(*wide, *kept, made, plan.geometry.groups)
+    )
+    x_kept, g_kept = (t.double() for t in both.kept)
+    squares = whitened_squares(xs, gs, x_kept, g_kept, made, plan.geometry.groups)
     return *both.bins(), both.back(squares)
 
 
