@@ -46,7 +46,7 @@ _PROGRAMS = 512
 _LEAST = 16 * DEPTH
 """Terms worth a program."""
 _KEPT, _MASKED, _SCALED = 0, 1, 2
-"""What a transform does with the factors of samples: nothing, leave out zeros, multiply."""
+"""Uses of samples' factors by a transform: none, leave out zeros, multiply."""
 
 
 @triton.jit
@@ -359,7 +359,7 @@ def above_kernel(partial, scales, sizes, squares, samples, count, numbers, BLOCK
 
 
 Strides = tuple[int, int, int, int]
-"""Of a row, of a term, from cosines to sines, and of a frequency."""
+"""The distances of rows, of terms, from cosines to sines, and of frequencies."""
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,8 @@ def _bins(block: int) -> int:
 
 def sides_of(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return the constants of a tile of products: what fits the registers."""
-    most = 128 if INTERPRETED else 32 if dtype is torch.float64 else 64
+    side = 32 if dtype is torch.float64 else 64
+    most = 128 if INTERPRETED else side
     height, width = (
         min(most, max(MULTIPLE, int(triton.next_power_of_2(n)))) for n in (rows, columns)
     )
@@ -402,7 +403,7 @@ def sides_of(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
         "ROWS": height,
         "COLUMNS": width,
         "DEPTH": 128 if INTERPRETED else DEPTH,
-        "warps": 8 if height * width >= 64 * 64 else 4,
+        "warps": 8 if height * width >= side**2 else 4,
         "fused": True,
         "maxnreg": 255,
     }
@@ -650,7 +651,7 @@ def _at(
     rows, columns = (positions, positions) if grams else (_multiple(outs), _multiple(ins))
     sides = sides_of(rows, columns, dtype)
     if grams and not INTERPRETED:
-        sides["ROWS"] = sides["COLUMNS"] = min(sides["ROWS"], 16)
+        sides |= {"ROWS": MULTIPLE, "COLUMNS": MULTIPLE, "warps": 4}  # four sums beside each other
     count = tiles_of(rows, columns, sides) * len(weights)
     partial = scales.new_empty(batch, count)
     for part in _parts(x, _multiple(ins) + _multiple(outs), dtype):

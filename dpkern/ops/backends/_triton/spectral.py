@@ -49,7 +49,7 @@ from .operands import MULTIPLE, product
 LARGEST = 64
 """Values on an axis of the largest grid; larger ones take the library's transforms."""
 FREQUENCIES = 16
-"""Of rows, in one program."""
+"""Frequencies along rows that one program has."""
 DEPTH, ROWS = 16, 32
 """Values in one product along rows, and rows in one along columns, at most."""
 
