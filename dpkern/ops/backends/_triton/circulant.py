@@ -148,7 +148,7 @@ def frequency_kernel(
     column_tiles = tl.cdiv(sizes[1], COLUMNS)
     tiles = tl.cdiv(sizes[0], ROWS) * column_tiles
     tile = tl.program_id(0) % tiles
-    k = tl.program_id(0) // tiles % bins
+    k = (tl.program_id(0) // tiles % bins).to(tl.int64)
     split = tl.program_id(0) // (tiles * bins)
     i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
     j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
@@ -158,7 +158,7 @@ def frequency_kernel(
         first, tl.minimum(first + each, terms), read[0], read[1], a_strides, b_strides,
         FACTORS, CONJUGATE, SUMS, ROWS, COLUMNS, DEPTH,
     )  # fmt: skip
-    out += 2 * (split * bins + k).to(tl.int64) * out_strides[2]
+    out += 2 * (split * bins + k) * out_strides[2]
     entry = i[:, None] * out_strides[0] + j[None, :] * out_strides[1]
     mask = (i < sizes[0])[:, None] & (j < sizes[1])[None, :]
     if ADD:

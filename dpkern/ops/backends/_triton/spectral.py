@@ -50,6 +50,8 @@ LARGEST = 64
 """Values on an axis of the largest grid; larger ones take the library's transforms."""
 FREQUENCIES = 16
 """Frequencies along rows that one program has."""
+_DOWN = {False: 64, True: 32}
+"""Those along columns, in float32 and in float64: what fits the registers."""
 DEPTH, ROWS = 16, 32
 """Values in one product along rows, and rows in one along columns, at most."""
 
@@ -69,14 +71,16 @@ def power_map_kernel(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the powers of one group's maps at some frequencies along rows and all along columns.
+    """Write the powers of one group's maps at some frequencies along rows and along columns.
 
     KEEP: of each map the bins with a slot as well, ``[slot, sample, 2, channel]``.
     """
-    tiles = tl.cdiv(bins, FREQUENCIES)
+    across_tiles = tl.cdiv(bins, FREQUENCIES)
+    tiles = tl.cdiv(p, GRID) * across_tiles
     unit = (tl.program_id(0) // tiles).to(tl.int64)
-    kx = tl.program_id(0) % tiles * FREQUENCIES + tl.arange(0, FREQUENCIES)
-    ky = tl.arange(0, GRID)
+    tile = tl.program_id(0) % tiles
+    kx = tile % across_tiles * FREQUENCIES + tl.arange(0, FREQUENCIES)
+    ky = tile // across_tiles * GRID + tl.arange(0, GRID)
     scale = tl.load(scales + unit // groups)
     x += unit * each * (HEIGHT * WIDTH)
     inside = (ky < p)[:, None] & (kx < bins)[None, :]
@@ -217,10 +221,11 @@ class Transformed:
             arguments = band, grid.size, grid.folded, which
             slots = on(device, _slots, *arguments)
             kept = operand.new_empty(len(_sources(*arguments)[0]), batch, 2, channels, dtype=dtype)
-        half, frequencies = side.columns.n // 2 + 1, _power_of_two(side.rows.n)
+        half, wide = side.columns.n // 2 + 1, dtype is torch.float64
+        down = min(_DOWN[wide], max(16, int(triton.next_power_of_2(side.rows.n))))
         launch(
             power_map_kernel,
-            batch * groups * triton.cdiv(half, FREQUENCIES),
+            batch * groups * triton.cdiv(half, FREQUENCIES) * triton.cdiv(side.rows.n, down),
             operand,
             *(operand, self.scales[which]),
             on(device, _across, side.columns, left, dtype),
@@ -232,13 +237,13 @@ class Transformed:
             WIDTH=width,
             USED_ROWS=side.rows.count,
             USED_COLUMNS=side.columns.count,
-            SUMS=tl.float64 if dtype is torch.float64 else tl.float32,
-            GRID=frequencies,
+            SUMS=sums_of(dtype),
+            GRID=down,
             LARGEST=LARGEST,
             FREQUENCIES=FREQUENCIES,
-            ROWS=LARGEST if INTERPRETED else 16 if side.rows.count <= 16 else ROWS,
+            ROWS=LARGEST if INTERPRETED else 16 if wide or side.rows.count <= 16 else ROWS,
             DEPTH=LARGEST if INTERPRETED else DEPTH,
-            warps=8 if frequencies > 32 else 4,
+            warps=8 if band is not None and down > 32 else 4,
             fused=True,
             maxnreg=255,
         )
@@ -268,10 +273,6 @@ class Transformed:
             for kept, scale in zip(self.kept, self.scales, strict=True)
         )
         return x_bins, g_bins
-
-
-def _power_of_two(n: int) -> int:
-    return max(16, int(triton.next_power_of_2(n)))
 
 
 def _reaches(x: torch.Tensor, g: torch.Tensor, grid: Grid) -> bool:
