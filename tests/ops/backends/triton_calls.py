@@ -7,6 +7,7 @@ stands for a vocabulary of 50257, which is filled up like it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -177,6 +178,10 @@ def _spectral(name: str, dtype: torch.dtype) -> Calls:
         _name("spectral_bins", name, dtype),
         partial(spectral.conv_bins, x, g, **own, band=band, **ON),
     )
+    taps = math.prod(kernel)
+    matrix = torch.eye(taps, dtype=torch.float64)
+    white = partial(spectral.whitened_bins, x, g, matrix, **own, band=band, **ON)
+    yield _name("spectral_whitened", name, dtype), white
     count, total, groups = len(kept_bins(band)), of_sums(dtype), own.get("groups", 1)
     bins = [torch.zeros(count, shape[0], 2, n, dtype=total) for n in (shape[1], channels)]
     factors = torch.ones(shape[0], dtype=total)

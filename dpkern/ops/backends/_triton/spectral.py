@@ -14,6 +14,7 @@ layers. ``docs/spectral.md`` proves the bound. Not yet run on a GPU.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,8 @@ from ...spectral._band import Band, half_weights
 from ...spectral._plan import FrequencyLine, circle, places
 from ...spectral._sizes import ConvolutionGrid, Pair, planes
 from ...spectral._spectra import Grid, of_one_sample, on, product_squares
-from ...spectral.whitened_bins import plan_for, whitened_squares
+from ...spectral._whitened_plan import whitened_plan
+from ...spectral.whitened_bins import PlanArguments, from_above, plan_arguments
 from .. import _device_spectral
 from .._spectra import room
 from .circulant import (
@@ -52,6 +54,10 @@ FREQUENCIES = 16
 """Frequencies along rows that one program has."""
 _DOWN = {False: 64, True: 32}
 """Those along columns, in float32 and in float64: what fits the registers."""
+PAIRS = 32
+"""Channel pairs whose coordinates a program makes."""
+COORDINATES = 128
+"""Coordinates of a pair, at most; more take torch's products."""
 DEPTH, ROWS = 16, 32
 """Values in one product along rows, and rows in one along columns, at most."""
 
@@ -122,6 +128,43 @@ def power_map_kernel(
     tl.store(powers + place, power, mask=inside)
 
 
+@triton.jit
+def whitened_kernel(
+    x_bins, g_bins, turns, even, odd, partial, columns, pairs, groups, batch, outs, ins, count,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Write the sum of squares of some channel pairs' coordinates, all in float64."""
+    tiles = tl.cdiv(pairs, PAIRS)
+    tile = tl.program_id(0) % tiles
+    group = tl.program_id(0) // tiles % groups
+    sample = (tl.program_id(0) // (tiles * groups)).to(tl.int64)
+    pair = tile * PAIRS + tl.arange(0, PAIRS)
+    x_bins += sample * 2 * ins + group * columns
+    g_bins += sample * 2 * outs + group * (pairs // columns)
+    row = tl.arange(0, ROWS)
+    total = tl.zeros([PAIRS, ROWS], tl.float64)
+    for begin in range(0, count, DEPTH):
+        k = begin + tl.arange(0, DEPTH)
+        mask = (pair < pairs)[:, None] & (k < count)[None, :]
+        place = g_bins + k[None, :] * (2 * batch * outs) + (pair // columns)[:, None]
+        g_re = tl.load(place, mask=mask, other=0.0).to(tl.float64)
+        g_im = tl.load(place + outs, mask=mask, other=0.0).to(tl.float64)
+        place = x_bins + k[None, :] * (2 * batch * ins) + (pair % columns)[:, None]
+        x_re = tl.load(place, mask=mask, other=0.0).to(tl.float64)
+        x_im = tl.load(place + ins, mask=mask, other=0.0).to(tl.float64)
+        re = g_re * x_re + g_im * x_im
+        im = g_re * x_im - g_im * x_re
+        cosine = tl.load(turns + k)[None, :]
+        sine = tl.load(turns + WIDTH + k)[None, :]
+        table = k[:, None] * ROWS + row[None, :]
+        total += product(cosine * re - sine * im, tl.load(even + table), tl.float64, "ieee")
+        total += product(cosine * im + sine * re, tl.load(odd + table), tl.float64, "ieee")
+    tl.store(partial + tl.program_id(0), tl.sum(tl.sum(total * total, 1)))
+
+
 def _waves(line: FrequencyLine, frequencies: int, first: int = 0) -> np.ndarray[Any, Any]:
     """Return cosines and sines ``[2, frequencies, values]``, of values from place ``first`` on."""
     turns = np.outer(np.arange(frequencies), np.arange(line.count) * line.step + first) % line.n
@@ -165,6 +208,25 @@ def _error(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> f
 Bins = tuple[torch.Tensor, torch.Tensor]
 
 
+def _whitened_table(name: str, arguments: PlanArguments) -> torch.Tensor:
+    """Return a table of a ``WhitenedPlan``, with zeros behind its bins and its coordinates."""
+    plan = whitened_plan(*arguments)
+    count, first = len(plan.weights), plan.odd_from
+    found: torch.Tensor = getattr(plan, name)
+    if name == "weights":
+        return found
+    width = -(-count // DEPTH) * DEPTH
+    if name == "turns":
+        table = found.new_zeros(2, width)
+        table[:, :count] = found.T
+        return table
+    rows = max(len(plan.even), first + len(plan.odd))
+    table = found.new_zeros(width, max(16, int(triton.next_power_of_2(rows))))
+    begin = first if name == "odd" else 0
+    table[:count, begin : begin + len(found)] = found.T
+    return table
+
+
 @lru_cache(maxsize=256)
 def _sources(band: Band, size: Pair, folded: Pair, which: int) -> Bins:
     """Return the bins of x (0) or g (1) that retained ones are read from, and which each is."""
@@ -192,7 +254,7 @@ class Transformed:
     Samples are multiplied by powers of two that take their largest entries to [1, 2).
 
     Attributes:
-        scales: ``[2, B]``.
+        scales, sizes: ``[2, B]``, these powers of two, and the squares of operands then.
         powers: ``[B, groups, bins]`` of x and of g.
         kept: ``[K, B, 2, channels]`` of x and of g.
         errors: of the transforms of x and of g, relative to the norms of their maps.
@@ -200,7 +262,7 @@ class Transformed:
 
     def __init__(self, x: torch.Tensor, g: torch.Tensor, grid: Grid, band: Band | None) -> None:
         self.grid = grid
-        self.scales, _ = scaled(x, g)
+        self.scales, self.sizes = scaled(x, g)
         self.powers = room(x, grid.layer.geometry.groups, grid)
         self.kept: list[torch.Tensor] = []
         self.errors = [
@@ -261,6 +323,45 @@ class Transformed:
         terms = max(geometry.in_channels, geometry.out_channels) + self.powers[0][0].numel() + 64
         return self.back(squares * (1 + terms * 2.0**-50))
 
+    def whitened(self, matrix: torch.Tensor, band: Band) -> torch.Tensor:
+        """Return the squared norms of the scaled operands' whitened coordinates, from above."""
+        layer, (x_bins, g_bins), (x_error, g_error) = self.grid.layer, self.kept, self.errors
+        groups, device = layer.geometry.groups, x_bins.device
+        arguments = plan_arguments(layer, matrix, band, torch.float64, (x_error, g_error))
+        plan = whitened_plan(*arguments)
+        turns, even, odd, weights = (
+            on(device, _whitened_table, name, arguments)
+            for name in ("turns", "even", "odd", "weights")
+        )
+        (count, batch, _, ins), outs = x_bins.shape, g_bins.shape[3]
+        columns, pairs = ins // groups, ins * outs // groups**2
+        tiles = triton.cdiv(pairs, PAIRS)
+        partial = weights.new_empty(batch, groups * tiles)
+        launch(
+            whitened_kernel,
+            batch * groups * tiles,
+            x_bins,
+            *(x_bins, g_bins, turns, even, odd, partial),
+            *(columns, pairs, groups, batch, outs, ins, count),
+            WIDTH=turns.shape[1],
+            ROWS=even.shape[1],
+            PAIRS=PAIRS,
+            DEPTH=DEPTH,
+            warps=8,
+            fused=True,
+            maxnreg=255,
+        )
+        x_powers, g_powers = (
+            t.double().view(count, batch, 2, groups, -1).square().sum((2, 4))
+            for t in (x_bins, g_bins)
+        )
+        kept = (x_powers * g_powers * weights[:, None, None]).sum((0, 2))
+        x_most, g_most = (powers.amax((0, 2)) for powers in (x_powers, g_powers))
+        # Products of a chunk count three times, as on tensor cores.
+        plan = replace(plan, product_error=3 * plan.product_error)
+        x_norm, g_norm = self.sizes.sqrt()
+        return from_above(partial.sum(1), kept, x_most, g_most, x_norm, g_norm, plan)
+
     def back(self, squares: torch.Tensor) -> torch.Tensor:
         """Return the squares of the operands as they were, rounded up at 0."""
         power = (1 / self.scales[0] * (1 / self.scales[1])).clamp(2.0**-600, 2.0**600)
@@ -311,19 +412,10 @@ def _whitened(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grid = Grid(plan, plan.size, None)
-    if not _reaches(x, g, grid):
+    if not _reaches(x, g, grid) or max(matrix.shape) > COORDINATES:
         return _device_spectral.whitened_bins(x, g, matrix, band=band, plan=plan)
     both = Transformed(x, g, grid, band)
-    x_error, g_error = both.errors
-    made = plan_for(plan, matrix, band, torch.float64, (x_error, g_error))
-    # Of the scaled operands, of which nothing underflows.
-    xs, gs = (
-        t.double() * scale.view(-1, *(1,) * (t.dim() - 1))
-        for t, scale in zip((x, g), both.scales, strict=True)
-    )
-    x_kept, g_kept = (t.double() for t in both.kept)
-    squares = whitened_squares(xs, gs, x_kept, g_kept, made, plan.geometry.groups)
-    return *both.bins(), both.back(squares)
+    return *both.bins(), both.back(both.whitened(matrix, band))
 
 
 def _crop(
