@@ -46,7 +46,7 @@ _PROGRAMS = 512
 _LEAST = 16 * DEPTH
 """Terms worth a program."""
 _KEPT, _MASKED, _SCALED = 0, 1, 2
-"""Uses of samples' factors by a transform: none, leave out zeros, multiply."""
+"""Uses of samples' factors by ``transform_kernel``."""
 
 
 @triton.jit
@@ -60,7 +60,10 @@ def transform_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Write cosine and sine sums of blocks, ``[count, lines]``; a term has ``padded`` lines."""
+    """Write cosine and sine sums of blocks, ``[count, lines]``; a term has ``padded`` lines.
+
+    FACTORS: 0 for none, 1 leaves samples of factor 0 out, 2 multiplies as well.
+    """
     tiles = tl.cdiv(lines, COLUMNS)
     c = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     line = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
