@@ -630,7 +630,7 @@ def _powers_of(
     """Return shares ``[B, n]`` of the squares of samples with one position."""
     (batch, _, ins, block), outs, bins = x.shape, g.shape[2], len(weights)
     matrix = on(x.device, _there, block, torch.float64)
-    sides = sides_of(bins, max(ins, outs), torch.float64)
+    sides = sides_of(bins, MULTIPLE, torch.float64)  # two sums beside each other
     tiles = triton.cdiv(bins, sides["ROWS"])
     partial = scales.new_empty(batch, tiles)
     launch(
