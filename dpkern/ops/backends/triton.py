@@ -26,6 +26,8 @@ MODULES = (
     "symbols",
     "coef",
     "coef_features",
+    "circulant",
+    "spectral",
 )
 """Those of ``_triton`` that have kernels."""
 OLDEST = (3, 6)
@@ -83,8 +85,8 @@ def _interpreted() -> bool:
 
 
 def kernels(device: str) -> tuple[tuple[str, Callable[..., Any], Refuse], ...]:
-    kernels = [kernel for module in modules() for kernel in module.KERNELS]
-    kernels += [(name, run, _never) for name, run in _library.KERNELS]
+    kernels = [(name, run, _never) for name, run in _library.KERNELS]
+    kernels += [kernel for module in modules() for kernel in module.KERNELS]
     return tuple((name, run, _on(device, refuse)) for name, run, refuse in kernels)
 
 

@@ -53,7 +53,7 @@ def squared(maps: Tensor) -> Tensor:
     return maps.flatten(1).square().sum(1)
 
 
-def differ(case: Case, dtype: torch.dtype) -> dict[str, float]:
+def differ(case: Case, dtype: torch.dtype, backend: str = "cuda") -> dict[str, float]:
     """Return relative distances to plain sums in float64; of norms the least and the largest."""
     x, g = case.operands(3, dtype)
     exact = x.double(), g.double()
@@ -68,7 +68,7 @@ def differ(case: Case, dtype: torch.dtype) -> dict[str, float]:
     def values(name: str, got: Tensor, want: Tensor) -> None:
         found[name] = float((got.double() - want).abs().max() / want.abs().max())
 
-    sizes = case.sizes | {"backend": "cuda"}
+    sizes = case.sizes | {"backend": backend}
     for name, chosen, want in (("whole", None, maps), ("kept", band, filtered)):
         squares = spectral.conv_norm(x, g, **sizes, size=case.size, band=chosen)
         norms(name, squares, squared(want).sqrt())
@@ -81,7 +81,7 @@ def differ(case: Case, dtype: torch.dtype) -> dict[str, float]:
     factors = torch.tensor([0.7, 0.0, -0.3], dtype=kind)
     total = torch.einsum("b,b...->...", factors.double(), taps(case, filtered))
     out = torch.ones_like(total, dtype=kind)
-    own = {"dilation": case.dilation, "groups": case.groups, "band": band, "backend": "cuda"}
+    own = {"dilation": case.dilation, "groups": case.groups, "band": band, "backend": backend}
     x_bins[:, 1], g_bins[:, 1] = math.nan, math.inf  # factor 0: nothing of it
     spectral.bins_sum(x_bins, g_bins, factors, out, **own)
     values("sum", out, 1 + total)
@@ -169,19 +169,19 @@ def drawn(case: Case, draw: Draw, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, g
 
 
-def shares(case: Case, draw: Draw) -> float:
+def shares(case: Case, draw: Draw, backend: str = "cuda") -> float:
     """Return the least of computed over exact norms, over bands."""
     x, g = drawn(case, draw, torch.float32)
     least = 1.0
     for band in test_spectral_bound.bands(case):
         want = test_spectral_bound.exact(case, x, g, band)
-        got = spectral.conv_norm(x, g, **case.sizes, size=case.size, band=band, backend="cuda")
+        got = spectral.conv_norm(x, g, **case.sizes, size=case.size, band=band, backend=backend)
         assert bool(torch.isfinite(got).all())
         least = min(least, float(torch.where(want > 0, got / want.clamp(min=1e-300), 1.0).min()))
     return least
 
 
-def whitened_shares(case: Case, draw: Draw) -> float:
+def whitened_shares(case: Case, draw: Draw, backend: str = "cuda") -> float:
     """Return the same of whitened norms, over bands and matrices."""
     x, g = drawn(case, draw, torch.float32)
     least = 1.0
@@ -189,7 +189,7 @@ def whitened_shares(case: Case, draw: Draw) -> float:
         band = Band(case.size, kind, 0.4)
         for matrix in matrices(case, band):
             want = test_whitened_bins.exact(case, x, g, matrix, band)
-            sizes = case.sizes | {"band": band, "backend": "cuda"}
+            sizes = case.sizes | {"band": band, "backend": backend}
             got = spectral.whitened_bins(x, g, matrix, **sizes)[2].sqrt()
             assert bool(torch.isfinite(got).all())
             ratios = torch.where(want > 0, got / want.clamp(min=1e-300), 1.0)

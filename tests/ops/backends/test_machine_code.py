@@ -100,6 +100,38 @@ def test_products_load_16_bytes_at_a_time(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_products_of_the_frequency_domain_load_no_number_by_itself(version: str) -> None:
+    """Where blocks and maps have widths that are multiples of 4; a sum reads one factor a term."""
+    reason = missing(version)
+    if reason is not None:
+        pytest.skip(reason)
+    calls = (
+        r"^(circulant_(norm|sum|product)-(layer|wide|positions|grams)(-row)?"
+        r"|spectral_(norm|bins|sum)-block)-float32$"
+    )
+    found = compiled(version, "90", "--only", calls)
+    assert found["failed"] == []
+    loops = {(r["kernel"], r["call"]): r["loop"] for r in found["reports"] if r["loop"]}
+    assert {kernel for kernel, _ in loops} >= {
+        "transform_kernel",
+        "frequency_kernel",
+        "inverse_kernel",
+        "power_kernel",
+        "square_kernel",
+        "power_map_kernel",
+    }
+    for (_, call), loop in loops.items():
+        wide = {"8", "16"} | ({"4"} if call.startswith("spectral_sum") else set())
+        assert {*loop["loads"]} <= wide, call
+        assert loop["local"] == 0, call
+    assert all(
+        loop["pipes"].get("tensor")
+        for (kernel, _), loop in loops.items()
+        if kernel == "power_kernel"
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_stored_gradients_of_float32_convolutions_are_made_on_tensor_cores(version: str) -> None:
     """In TF32, where torch may take it; not where it may not, and never for norms and sums."""
     reason = missing(version)

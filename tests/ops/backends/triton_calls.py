@@ -7,6 +7,7 @@ stands for a vocabulary of 50257, which is filled up like it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,10 +17,11 @@ import torch
 
 from dpkern.base.laws import LAWS
 from dpkern.base.rng import Purpose
-from dpkern.ops import _cdt, ghost, noise, symbols, update
+from dpkern.ops import _cdt, ghost, noise, spectral, symbols, update
 from dpkern.ops._draws import CdtDraws, Draws, SampleReads
 from dpkern.ops.clip import GRAD_DTYPES
 from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
+from dpkern.ops.spectral.bins import kept_bins
 from dpkern.ops.testing import KEY
 from dpkern.privacy.mechanisms import RandomizedResponse
 from tests.ops.small_cases import SMALL_CASES, SmallCase
@@ -51,6 +53,24 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int, dict[str, int]]] = {
     "volume": ((2, 8, 8, 8, 8), 16, {"kernel_size": 3, "groups": 2}),
 }
 """Shape of the input, output channels, arguments."""
+CIRCULANT = {
+    "layer": (256, 1, 49, 32, 16),
+    "wide": (64, 1, 64, 64, 64),
+    "large": (16, 1, 4, 4, 512),
+    "tiny": (64, 1, 20, 10, 2),
+    "odd": (4, 3, 5, 3, 7),
+    "positions": (8, 32, 64, 64, 64),
+    "grams": (8, 4, 64, 64, 64),
+}
+"""Samples, positions, blocks of the input and of the output, and their size."""
+GRIDS: dict[str, tuple[tuple[int, ...], int, dict[str, int], int]] = {
+    "block": ((8, 16, 32, 32), 16, {"kernel_size": 3, "padding": 1}, 34),
+    "stem": ((8, 1, 28, 28), 6, {"kernel_size": 5, "padding": 2}, 32),
+    "down": ((8, 32, 16, 16), 64, {"kernel_size": 3, "padding": 1, "stride": 2}, 18),
+    "large": ((4, 8, 60, 60), 8, {"kernel_size": 3, "padding": 2, "groups": 2}, 64),
+    "line": ((3, 5, 40), 17, {"kernel_size": 3}, 41),
+}
+"""Shape of the input, output channels, arguments, and values on an axis of the transforms' grid."""
 USUAL = ("wide", "block")
 """Those that are called with float16 as well; else bfloat16 stands for it."""
 
@@ -66,6 +86,11 @@ def calls() -> Calls:
                 yield from _convolution(name, dtype)
     for dtype in FLOATS:
         yield from _layers(dtype)
+        for name in CIRCULANT:
+            yield from _circulant(name, dtype)
+        for name in GRIDS:
+            yield from _spectral(name, dtype)
+    yield from _spectral("block", torch.bfloat16)
     for dtype in GRAD_DTYPES:
         yield from _gradients(dtype)
     for case in SMALL_CASES:
@@ -121,6 +146,49 @@ def _strict(x: torch.Tensor, g: torch.Tensor, given: dict[str, Any]) -> None:
     """Call it where torch may not round operands to TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         ghost.conv_gradient(x, g, **given)
+
+
+def _circulant(name: str, dtype: torch.dtype) -> Calls:
+    batch, positions, ins, outs, block = CIRCULANT[name]
+    x, g = (torch.zeros(batch, positions, n, block, dtype=dtype) for n in (ins, outs))
+    factors, out = torch.ones(batch, dtype=dtype), torch.zeros(outs, ins, block, dtype=dtype)
+    yield _name("circulant_norm", name, dtype), partial(spectral.circulant_norm, x, g, **ON)
+    if block > 128:  # larger products are the library's
+        return
+    total = partial(spectral.circulant_sum, x, g, factors, out, **ON)
+    yield _name("circulant_sum", name, dtype), total
+    yield _name("circulant_gradient", name, dtype), partial(spectral.circulant_gradient, x, g, **ON)
+    for convention in ("row", "column"):
+        multiplied = partial(spectral.circulant_product, x[:, 0].clone(), out, **ON)
+        given = f"{name}-{convention}"
+        yield _name("circulant_product", given, dtype), partial(multiplied, convention=convention)
+
+
+def _spectral(name: str, dtype: torch.dtype) -> Calls:
+    shape, channels, own, side = GRIDS[name]
+    size = (side,) * (len(shape) - 2)
+    kernel = (own["kernel_size"],) * len(size)
+    between = own.get("stride", 1), 2 * own.get("padding", 0) - own["kernel_size"]
+    places = [(n + between[1]) // between[0] + 1 for n in shape[2:]]
+    x, g = torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], channels, *places, dtype=dtype)
+    norm = partial(spectral.conv_norm, x, g, **own, size=size, **ON)
+    yield _name("spectral_norm", name, dtype), norm
+    band = spectral.Band(size, "shells", 0.25)
+    yield (
+        _name("spectral_bins", name, dtype),
+        partial(spectral.conv_bins, x, g, **own, band=band, **ON),
+    )
+    taps = math.prod(kernel)
+    matrix = torch.eye(taps, dtype=torch.float64)
+    white = partial(spectral.whitened_bins, x, g, matrix, **own, band=band, **ON)
+    yield _name("spectral_whitened", name, dtype), white
+    count, total, groups = len(kept_bins(band)), of_sums(dtype), own.get("groups", 1)
+    bins = [torch.zeros(count, shape[0], 2, n, dtype=total) for n in (shape[1], channels)]
+    factors = torch.ones(shape[0], dtype=total)
+    out = torch.zeros(channels, shape[1] // groups, *kernel, dtype=total)
+    given = *bins, factors, out
+    added = partial(spectral.bins_sum, *given, groups=groups, band=band, **ON)
+    yield _name("spectral_sum", name, dtype), added
 
 
 def _layers(dtype: torch.dtype) -> Calls:
