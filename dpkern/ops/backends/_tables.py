@@ -126,7 +126,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
 
 
 _KEPT = 1024
-"""Tables of a few kilobytes: more than a step of a hundred layers needs, else each is copied anew."""
+"""Tables of a few kilobytes: more than a step of a hundred layers needs, or all are copied anew."""
 _made: OrderedDict[tuple[bytes, torch.device, int], torch.Tensor] = OrderedDict()
 
 
