@@ -5,8 +5,8 @@
 The engine takes the ways that it takes on a device, with a driver that counts our launches and,
 once the first steps have run on emulated kernels, starts none: what is left is the host's work.
 Models have the layers of the targets, but few and narrow ones, so that torch's own operations,
-which run on the CPU here, take next to no time of arithmetic. What a real driver takes for a launch
-comes on top; the interpreter stands in for Triton's launcher. Not yet run on a GPU.
+which run on the CPU here, take next to no time of arithmetic. What a real driver and Triton's
+launcher take for a launch come on top. Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         ),
         "ghost.rounded_sum": lambda: t.into(
             *(40, 21),
-            run=lambda o: ghost.rounded_sum(t(BATCH, 40, 21).bfloat16(), t.factors, o, **on),
+            run=lambda o: ghost.rounded_sum([t(BATCH, 40, 21).bfloat16()], t.factors, [o], **on),
         ),
         "ghost.conv_norm": lambda: ghost.conv_norm(*channels(), **conv, **on),
         "ghost.conv_gradient": lambda: ghost.conv_gradient(*channels(), **conv, **on),

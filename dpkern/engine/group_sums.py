@@ -22,7 +22,7 @@ from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients
 from .joined import parts_of, place, sum_dtype_of, written_out, zeros
-from .per_sample_gradients import ExplicitGradients, to_sum_dtype_dense
+from .per_sample_gradients import ExplicitGradients, RoundedGradients, to_sum_dtype_dense
 from .release_norms import take_over, with_clip_norm
 from .uses import CapturedGradients, ParameterSource
 
@@ -99,7 +99,7 @@ class GroupSums:
         for slot in slots:
             with attributed_to(slot):
                 parts += [(slot, arrival) for arrival in self._parts_of(slot)]
-        batches = [_Explicit(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
+        batches = [_Materialized(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
         squares = [
             _square(slot, arrival)
             for slot, arrival in parts
@@ -125,7 +125,7 @@ class GroupSums:
         for slot, out in zip(slots, self._outs(slots), strict=True):
             self.sums[slot.index] = out
         for slot, arrival in parts:
-            if not isinstance(arrival.record, ExplicitGradients):
+            if not isinstance(arrival.record, (ExplicitGradients, RoundedGradients)):
                 out = place(self.sums, slot, arrival)
                 with attributed_to(slot):
                     arrival.record.add_sum(factors[sum_dtype_of(slot)], out)
@@ -212,8 +212,11 @@ class GroupSums:
         )
 
 
-class _Explicit:
-    """The explicit gradients of one dtype among a group's parts: one call for all of them."""
+class _Materialized:
+    """The gradients of one sum dtype that a group's parts hold: one call for all of them.
+
+    Those that are rounded to 16 bits have one of their own.
+    """
 
     def __init__(
         self, dtype: torch.dtype, parts: Sequence[tuple[ParameterSource, CapturedGradients]]
@@ -226,16 +229,22 @@ class _Explicit:
         ]
         self.fresh = [(slot, grads) for slot, a, grads in self.parts if a.square is None]
         """The gradients whose norms are not known yet."""
+        self.rounded = [
+            (slot, arrival, arrival.record.grads)
+            for slot, arrival in parts
+            if isinstance(arrival.record, RoundedGradients) and sum_dtype_of(slot) is dtype
+        ]
 
     def square(self) -> Tensor:
         with attributed_to(*(slot for slot, _ in self.fresh)):
             return ghost.explicit_norm([grads for _, grads in self.fresh])
 
     def add_sums(self, factors: Tensor, sums: dict[int, Tensor]) -> None:
-        if self.parts:
-            outs = [place(sums, slot, arrival) for slot, arrival, _ in self.parts]
-            with attributed_to(*(slot for slot, _, _ in self.parts)):
-                ghost.contract([grads for _, _, grads in self.parts], factors, outs)
+        for add, parts in ((ghost.contract, self.parts), (ghost.rounded_sum, self.rounded)):
+            if parts:
+                outs = [place(sums, slot, arrival) for slot, arrival, _ in parts]
+                with attributed_to(*(slot for slot, _, _ in parts)):
+                    add([grads for _, _, grads in parts], factors, outs)
 
 
 def _square(slot: ParameterSource, arrival: CapturedGradients) -> Tensor:

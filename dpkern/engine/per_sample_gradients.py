@@ -211,7 +211,7 @@ class RoundedGradients(_MaterializedGradients):
         return self.squares
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.rounded_sum(self.grads, factors, out)
+        ghost.rounded_sum([self.grads], factors, [out])
 
     def per_sample(self) -> Tensor:
         return to_sum_dtype(self.grads)

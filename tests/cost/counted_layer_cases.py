@@ -71,7 +71,7 @@ def linear_sum(draw: Draw) -> Call:
 
 def rounded_sum(draw: Draw) -> Call:
     batch, d, p = draw.size(0, 5), *draw.sizes(9, 9)
-    return (draw.tensor(batch, p, d), draw.factors(batch), draw.tensor(p, d)), {}
+    return ([draw.tensor(batch, p, d)], draw.factors(batch), [draw.tensor(p, d)]), {}
 
 
 def matmul(draw: Draw) -> Call:

@@ -81,15 +81,15 @@ class Driver(cuda.ModuleLauncher):
         """Walk the device path with this driver."""
         from triton.runtime import interpreter
 
-        run = interpreter.GridExecutor.__call__
+        run = interpreter.InterpretedFunction.run
 
-        def counted(executor: Any, *arguments: Any, **named: Any) -> None:
-            self.launches[executor.fn.__name__] += 1
+        def counted(kernel: Any, *arguments: Any, **named: Any) -> None:
+            self.launches[kernel.__name__] += 1
             if self.starts:
-                run(executor, *arguments, **named)
+                run(kernel, *arguments, **named)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(interpreter.GridExecutor, "__call__", counted)
+            patch.setattr(interpreter.InterpretedFunction, "run", counted)
             patch.setattr(cuda, "ModuleLauncher", lambda _: self)
             with device_path(watched=False):
                 yield

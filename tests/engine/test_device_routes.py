@@ -152,6 +152,12 @@ def test_float32_breaks_even_at_fewer_positions() -> None:
     assert routes.worth_keeping(linear(70, 4096, 4096, dtype=torch.float32))
 
 
+@pytest.mark.parametrize(("width", "positions"), [(256, 32), (768, 41), (4096, 48)])
+def test_float32_breaks_even_where_the_documentation_says(width: int, positions: int) -> None:
+    assert routes.worth_keeping(linear(positions, width, width, dtype=torch.float32))
+    assert not routes.worth_keeping(linear(positions - 1, width, width, dtype=torch.float32))
+
+
 def test_mixed_operands_are_priced_as_they_are_multiplied() -> None:
     mixed = linear(100, 4096, 4096)
     mixed = LinearGradients(mixed.a.float(), mixed.g)

@@ -68,7 +68,7 @@ def test_sums_are_of_what_is_stored(dtype: torch.dtype, backend: str) -> None:
     def run() -> None:
         out = torch.ones(33, 70, dtype=kind)
         version = out._version
-        ghost.rounded_sum(grads, factors, out, backend=backend)
+        ghost.rounded_sum([grads], factors, [out], backend=backend)
         used = grads[factors != 0].double()
         want = 1 + torch.einsum("b,bpd->pd", factors[factors != 0].double(), used)
         testing.assert_close("sum", out, want, 1e-6)
@@ -97,5 +97,5 @@ def test_rounding_up_lifts_no_sample_above_its_bound(backend: str) -> None:
         assert (squares > 48 * value**2).all()
     factors, _ = ghost.clip_factors([squares], 1.0, dtype=torch.float32)
     out = torch.zeros(6, 8)
-    ghost.rounded_sum(grads[:1].contiguous(), factors[:1].contiguous(), out, backend=backend)
+    ghost.rounded_sum([grads[:1].contiguous()], factors[:1].contiguous(), [out], backend=backend)
     assert float(out.double().norm()) <= 1.0

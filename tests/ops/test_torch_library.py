@@ -96,7 +96,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "linear_gradient": lambda: _call(r(2, 3, 4).bfloat16(), r(2, 3, 5).bfloat16()),
     "linear_norm": lambda: _call(r(2, 3, 4), r(2, 3, 5), route="gram"),
     "rounded_gradient": lambda: _call(r(2, 3, 4).bfloat16(), r(2, 3, 5).bfloat16()),
-    "rounded_sum": lambda: _call(r(2, 5, 4).bfloat16(), r(2), r(5, 4)),
+    "rounded_sum": lambda: _call([r(2, 5, 4).bfloat16()], r(2), [r(5, 4)]),
     "linear_sum": lambda: _call(r(2, 3, 4), r(2, 3, 5), r(2), r(5, 4)),
     "tied_cross": lambda: _call(
         torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5), padding_idx=None

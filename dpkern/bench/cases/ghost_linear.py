@@ -37,8 +37,6 @@ FACTS = {
     ),
     "ghost.rounded_gradient": Facts(timed=GRADIENTS),
     "ghost.rounded_sum": Facts(
-        timed={
-            name: {n: s for n, s in sizes.items() if n != "T"} for name, sizes in GRADIENTS.items()
-        }
+        timed={name: {"B": s["B"], "*P": [(s["p"], s["d"])]} for name, s in GRADIENTS.items()}
     ),
 }

@@ -119,14 +119,24 @@ def _rounded(args: Arguments) -> Call:
 
 
 def _rounded_sum(args: Arguments) -> Call:
-    grads, factors, out = args["grads"], args["factors"], args["out"]
-    rows = grads.flatten(1).to(out.dtype)
-    return lambda: out.view(-1).addmv_(rows.t(), factors)
+    factors, pairs = args["factors"], zip(args["grads"], args["outs"], strict=True)
+    parts = [(part.flatten(1).to(out.dtype).t(), out.view(-1)) for part, out in pairs]
+
+    def call() -> None:
+        for rows, out in parts:
+            out.addmv_(rows, factors)
+
+    return call
 
 
 def _rounded_sum_by_einsum(args: Arguments) -> Call:
-    grads, factors, out = args["grads"], args["factors"], args["out"]
-    return lambda: out.add_(torch.einsum("b,boi->oi", factors, grads.to(out.dtype)))
+    factors, pairs = args["factors"], list(zip(args["grads"], args["outs"], strict=True))
+
+    def call() -> None:
+        for part, out in pairs:
+            out.add_(torch.einsum("b,b...->...", factors, part.to(out.dtype)))
+
+    return call
 
 
 def _weighted(args: Arguments) -> Call:

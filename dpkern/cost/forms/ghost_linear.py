@@ -12,6 +12,7 @@ matrix product takes the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,23 +84,23 @@ def rounded_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
 
 
 def rounded_sum(
-    grads: torch.Tensor,
+    grads: Sequence[torch.Tensor],
     factors: torch.Tensor,
-    out: torch.Tensor,
+    outs: Sequence[torch.Tensor],
     *,
     used: int | None = None,
     **_: Any,
 ) -> Itemised:
     """Count ``ghost.rounded_sum``; ``used`` counts nonzero factors; None reads the factors."""
-    batch, entries = len(factors), out.numel()
+    batch, entries = len(factors), sum(out.numel() for out in outs)
     used = _values.count_used_samples(factors) if used is None else used
     touched = entries if used else 0
     return itemised(
-        [(used * entries, grads.dtype), (batch + touched, factors.dtype)],
-        [(touched, out.dtype)],
+        [(used * entries, grads[0].dtype), (batch + touched, factors.dtype)],
+        [(touched, factors.dtype)],
         walked=("sums",),
         tests=Counts(CMP=batch),
-        widened=summed(grads.dtype, used * entries),
+        widened=summed(grads[0].dtype, used * entries),
         sums=dots(used * entries),
     )
 

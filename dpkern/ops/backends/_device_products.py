@@ -7,6 +7,7 @@ the sums are made of the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -74,15 +75,13 @@ def rounded_gradient(
     return grads, _launch_explicit.explicit_norm(on, [grads]).mul_(_SQUARES)
 
 
-@torch.no_grad()
-def rounded_sum(on: Device, grads: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
-    _launch_explicit.contract(on, [grads], factors, [out])
-
-
-def _refuse_rounded(on: Device, a: torch.Tensor, *_: Any, **__: Any) -> str | None:
-    if a.dtype is torch.float16:
+def _refuse_rounded(
+    on: Device, first: torch.Tensor | Sequence[torch.Tensor], *_: Any, **__: Any
+) -> str | None:
+    given = [first] if isinstance(first, torch.Tensor) else first
+    if any(one.dtype is torch.float16 for one in given):
         return "has no float16 gradients"
-    return refuse_first(on, a)
+    return refuse_first(on, first)
 
 
 def _refuse(on: Device, a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
@@ -94,6 +93,6 @@ def _refuse(on: Device, a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | Non
 KERNELS: Rows = (
     ("ghost.linear_gradient", linear_gradient, _refuse),
     ("ghost.rounded_gradient", rounded_gradient, _refuse_rounded),
-    ("ghost.rounded_sum", rounded_sum, _refuse_rounded),
+    ("ghost.rounded_sum", _launch_explicit.contract, _refuse_rounded),
 )
 """``(op, run, refuse)``."""

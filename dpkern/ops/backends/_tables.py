@@ -70,11 +70,12 @@ def starts(counts: Table) -> tuple[Table, int]:
 
 def rows(addresses: Sequence[int], sums: Sequence[int], columns: Sequence[int]) -> Table:
     """Return the tasks of a list of per-sample gradients."""
-    table = np.zeros(len(addresses), dtype(layouts.ROW_TASK))
-    table["rows"], table["sum"], table["columns"] = addresses, sums, columns
-    table["first_chunk"] = starts(-(-table["columns"] // layouts.CHUNK))[0]
-    table["first_column"] = starts(table["columns"])[0]
-    return table
+    packed, first_chunk, first_column = bytearray(), 0, 0
+    for address, total, count in zip(addresses, sums, columns, strict=True):
+        packed += layouts.ROW_TASK.pack(address, total, count, first_chunk, first_column)
+        first_chunk += -(-count // layouts.CHUNK)
+        first_column += count
+    return np.frombuffer(packed, dtype(layouts.ROW_TASK))
 
 
 def row_list(
@@ -133,7 +134,8 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
     )
 
 
-_KEPT = 32
+_KEPT = 1024
+"""Tables of a few kilobytes: more than a step of a hundred layers needs, or all are copied anew."""
 _made: OrderedDict[tuple[bytes, torch.device, int], torch.Tensor] = OrderedDict()
 
 

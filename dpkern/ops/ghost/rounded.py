@@ -7,6 +7,8 @@ Training in 16 bits rounds the gradient of a whole batch as often.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,23 +45,25 @@ def rounded_gradient(
 @op()
 @torch.no_grad()
 def rounded_sum(
-    grads: Operand[Tensor, "B p d"],
+    grads: Sequence[Operand[Tensor, "B *P"]],
     factors: Sum[Tensor, "B"],
-    out: Sum[Tensor, "p d", written],
+    outs: Sequence[Sum[Tensor, "*P", written]],
 ) -> None:
-    """Add the weighted sum of such gradients in place: ``out += sum_b factors[b] grads[b]``.
+    """Add weighted sums of such gradients in place: ``outs[i] += sum_b factors[b] grads[i][b]``.
 
     Args:
-        grads: ``[B, p, d]``, float32, float64, bfloat16 or float16.
+        grads: tensors ``[B, *shape_i]``, float32, float64, bfloat16 or float16.
         factors: ``[B]``, same dtype (16-bit gradients: float32). A sample of factor 0 contributes
             nothing, NaN or not.
-        out: ``[p, d]``, dtype of the factors, contiguous, added to. Sums are made in that dtype.
+        outs: ``[*shape_i]``, dtype of the factors, contiguous, no two sharing memory, added to.
+            Sums are made in that dtype.
 
     Raises:
-        InvalidInput: wrong type, shape, dtype, device or layout.
+        InvalidInput: no list, or wrong type, shape, dtype, device or layout.
     """
     used = factors != 0
-    out.add_(torch.tensordot(factors[used], grads[used].to(out.dtype), dims=1))
+    for part, out in zip(grads, outs, strict=True):
+        out.add_(torch.tensordot(factors[used], part[used].to(out.dtype), dims=1))
 
 
 __all__ = ["rounded_gradient", "rounded_sum"]

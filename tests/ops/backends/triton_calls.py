@@ -119,7 +119,7 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
     yield _name("linear_gradient", name, dtype), partial(ghost.linear_gradient, a, g, **given)
     yield _name("rounded_gradient", name, dtype), partial(ghost.rounded_gradient, a, g, **given)
     rounded = torch.zeros(batch, p, d, dtype=dtype)
-    total = partial(ghost.rounded_sum, rounded, factors, out, **given)
+    total = partial(ghost.rounded_sum, [rounded], factors, [out], **given)
     yield _name("rounded_sum", name, dtype), total
     yield _name("linear_sum", name, dtype), partial(ghost.linear_sum, a, g, factors, out, **given)
 

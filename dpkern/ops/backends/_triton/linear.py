@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,9 +54,12 @@ def _stored(operands: Operands, dtype: torch.dtype) -> tuple[torch.Tensor, torch
     return grads, direct.gradients(operands, grads)
 
 
-def _rounded_sum(grads: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
-    rows.add_rows(grads, factors, out.numel(), out)
-    increment_version(out)
+def _rounded_sum(
+    grads: Sequence[torch.Tensor], factors: torch.Tensor, outs: Sequence[torch.Tensor]
+) -> None:
+    for part, out in zip(grads, outs, strict=True):
+        rows.add_rows(part, factors, out.numel(), out)
+        increment_version(out)
 
 
 def _sum(

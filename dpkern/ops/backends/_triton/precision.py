@@ -6,6 +6,7 @@ rounded up to single precision, in which Triton passes floats.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -81,6 +82,7 @@ def lost_in_sums(kind: SumPrecision, positions: int, chained: bool) -> float:
     return kind.chunk(CHUNK) + kind.gamma(ceil(positions / LEAST_CHUNK))
 
 
+@lru_cache(maxsize=4096)
 def direct_numbers(
     kind: SumPrecision,
     positions: int,
@@ -120,6 +122,7 @@ def direct_numbers(
     )
 
 
+@lru_cache(maxsize=4096)
 def gram_numbers(
     kind: SumPrecision, positions: int, rows: int, columns: int, depth: int, chained: bool = False
 ) -> tuple[float, ...]:
