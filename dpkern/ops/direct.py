@@ -52,10 +52,10 @@ def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
 
 def sum_positions(g: torch.Tensor) -> torch.Tensor | None:
     """Return ``g [B, T, p]`` summed over T as replayed steps do, or None where torch has to."""
-    own = g.device.type == "cpu" and g.dtype in (torch.float32, torch.float64)
-    if not own or dispatch.wanted_backend() not in (None, "cpu"):
+    own = type(g) is torch.Tensor and g.device.type == "cpu"
+    if not own or g.dtype not in (torch.float32, torch.float64):
         return None
-    if not dispatch.availability("cpu")[0]:
+    if dispatch.wanted_backend() not in (None, "cpu") or not dispatch.availability("cpu")[0]:
         return None
     g = g.contiguous()
     out = torch.empty((g.shape[0], g.shape[2]), dtype=g.dtype)

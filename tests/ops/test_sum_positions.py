@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dpkern.base import dispatch
 from dpkern.ops import direct, testing
@@ -39,5 +40,7 @@ def test_positions_are_added_up(isa: str, dtype: torch.dtype) -> None:
 
 def test_torch_sums_what_the_kernels_do_not() -> None:
     assert direct.sum_positions(torch.ones(2, 3, 4, dtype=torch.bfloat16)) is None
+    with FakeTensorMode():
+        assert direct.sum_positions(torch.ones(2, 3, 4)) is None
     with dispatch.use("reference"):
         assert direct.sum_positions(torch.ones(2, 3, 4)) is None
