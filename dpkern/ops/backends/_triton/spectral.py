@@ -52,8 +52,6 @@ LARGEST = 64
 """Values on an axis of the largest grid; larger ones take the library's transforms."""
 FREQUENCIES = 16
 """Frequencies along rows that one program has."""
-_DOWN = {False: 64, True: 32}
-"""Those along columns, in float32 and in float64: what fits the registers."""
 PAIRS = 32
 """Channel pairs whose coordinates a program makes."""
 COORDINATES = 128
@@ -284,7 +282,8 @@ class Transformed:
             slots = on(device, _slots, *arguments)
             kept = operand.new_empty(len(_sources(*arguments)[0]), batch, 2, channels, dtype=dtype)
         half, wide = side.columns.n // 2 + 1, dtype is torch.float64
-        down = min(_DOWN[wide], max(16, int(triton.next_power_of_2(side.rows.n))))
+        most = 32 if wide or band is not None else LARGEST  # what fits the registers
+        down = min(most, max(16, int(triton.next_power_of_2(side.rows.n))))
         launch(
             power_map_kernel,
             batch * groups * triton.cdiv(half, FREQUENCIES) * triton.cdiv(side.rows.n, down),
@@ -305,7 +304,6 @@ class Transformed:
             FREQUENCIES=FREQUENCIES,
             ROWS=LARGEST if INTERPRETED else 16 if wide or side.rows.count <= 16 else ROWS,
             DEPTH=LARGEST if INTERPRETED else DEPTH,
-            warps=8 if band is not None and down > 32 else 4,
             fused=True,
             maxnreg=255,
         )
