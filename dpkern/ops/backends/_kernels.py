@@ -27,7 +27,7 @@ BOOLS = ("false", "true")
 SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
 SOURCE = "Source"
 DRAWN = (*(law.capitalize() for law in codes.DISTRIBUTIONS.words), SOURCE)
-"""What a tile of draws comes from: a law, or whatever source the ``Draws`` name."""
+"""Origins of a tile of draws: a law, or whatever source the ``Draws`` name."""
 COEF_DRAWN = ("Laplace", SOURCE)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
