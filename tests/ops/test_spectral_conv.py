@@ -149,6 +149,10 @@ def test_strides_fold_where_they_divide_the_grid() -> None:
     assert fast(10, 3) == 12
 
 
+WIDER = {"triton": 2.0}
+"""How much larger the eta of docs/spectral.md is for sums over a whole transform in float32."""
+
+
 @every_backend
 @pytest.mark.parametrize("case", [CASES[1], CASES[10], PLAIN, CASES[-3]], ids=lambda c: c.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -162,7 +166,7 @@ def test_norms_never_under_report(backend: str, case: Case, dtype: torch.dtype) 
         want = squared(maps if band is None else through(band, maps))
         got = spectral.conv_norm(x, g, **sizes, band=band, backend=backend)
         assert bool((got >= want * (1 - 1e-14)).all())
-        assert bool((got <= want * (1 + 1e-4)).all())
+        assert bool((got <= want * (1 + 1e-4 * WIDER.get(backend, 1.0))).all())
 
 
 @every_backend
@@ -178,7 +182,7 @@ def test_a_norm_that_transforms_only_round_to_is_covered(backend: str) -> None:
     got = spectral.conv_norm(x, g, **case.sizes, size=case.size, backend=backend)
     assert bool((got >= want).all())
     sizes = float((squared(x.double()) * squared(g.double())).sqrt())
-    assert math.sqrt(float(got)) < 1e-3 * sizes
+    assert math.sqrt(float(got)) < 1e-3 * sizes * WIDER.get(backend, 1.0)
     assert math.sqrt(float(want)) < 1e-4 * sizes
 
 
