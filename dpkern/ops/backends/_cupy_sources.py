@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 _NAMESPACE = "dpkern::cuda::"
-_QUALIFIED = {"Gaussian": "dpkern::Gaussian", "Laplace": "dpkern::Laplace"}
+_QUALIFIED = {
+    **{law: f"dpkern::{law}" for law in ("Gaussian", "Laplace")},
+    **{name: _NAMESPACE + name for name in ("Bfloat16", "Source")},
+}
 
 
 def expression(kernel: str) -> str:
@@ -14,7 +17,7 @@ def expression(kernel: str) -> str:
     if not types:
         return _NAMESPACE + name
     each = types.removesuffix(">").split(", ")
-    full = [_QUALIFIED.get(t, _NAMESPACE + t if t == "Bfloat16" else t) for t in each]
+    full = [_QUALIFIED.get(t, t) for t in each]
     return f"{_NAMESPACE}{name}<{', '.join(full)}>"
 
 
