@@ -138,14 +138,16 @@ class StateGuard:
             UnsupportedModule: names it.
         """
         self._entered = self._seen_quickly() or self._entered
-        now, self._left = self._marks(), None
+        before, now, self._left = self._left, self._marks(), None
         if now != self._entered:
             names = self._unapproved(self._lasting(self._written(self._entered, now)))
             if self._whole():
                 ours = self._written(self._entered, now, trained=True)
                 names += [name for name, _ in ours if name not in self.counted]
             self._check(names, "in a forward pass")
-        self._left = now
+        # What stands in the place of others in a pass without gradients may not stay there.
+        is_swapped = before is not None and not torch.is_grad_enabled() and before[0] != now[0]
+        self._left = before if is_swapped else now
 
     @contextmanager
     def public(self) -> Iterator[None]:

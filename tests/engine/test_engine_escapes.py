@@ -383,3 +383,34 @@ def test_hooks_that_look_or_scale_each_row_are_fine() -> None:
     assert train(hooked(lambda g: None)).engine.step.steps == 6
     by_row = hooked(lambda g: g / (g.norm(dim=1, keepdim=True) + 1e-3))
     assert train(by_row).engine.step.steps == 6
+
+
+def repeated(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+    """The first sample's loss again and again, by logits and targets that were picked together."""
+    logits = run.module(x)
+    targets = F.one_hot(y, logits.shape[1]).to(logits.dtype)
+    picked = torch.cat([logits, targets], 1)[torch.zeros(len(x), dtype=torch.int64)]
+    classes = logits.shape[1]
+    F.cross_entropy(picked[:, :classes], picked[:, classes:]).backward()
+
+
+def test_rows_picked_together_with_their_targets_are_refused() -> None:
+    with pytest.raises(UnsupportedModule, match="entries of each sample"):
+        train(repeated)
+
+
+def test_weights_that_stay_in_the_place_of_trained_ones_are_refused() -> None:
+    """A pass without gradients may have others for itself, as a teacher by functional_call has."""
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        layer = next(m for m in run.module.modules() if isinstance(m, nn.Linear))
+        if i == 1:
+            assert layer.bias is not None
+            statistic = torch.full_like(layer.bias.detach(), 0.125)
+            layer.bias = nn.Parameter(statistic, requires_grad=False)
+        with torch.no_grad():
+            run.module(x)
+        plain(run, x, y)
+
+    with pytest.raises(UnsupportedModule, match="written between forward passes"):
+        train(body)

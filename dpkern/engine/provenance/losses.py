@@ -108,9 +108,9 @@ def usual_cross_entropy(
     batch, given = state.batch, kwargs.get
     if batch.in_pass != batch.size:
         return None
-    each = 1 if state is batch.each else len(state.ids) // batch.size
-    if each > 1 and (state is not batch.spread or batch.has_chosen_rows):
+    if state is not batch.each and (state is not batch.spread or batch.has_chosen_rows):
         return None
+    each = len(state.ids) // batch.size
     if given("reduction") != "mean" or type(given("label_smoothing")) is not float:
         return None
     if not (given("weight") is given("size_average") is given("reduce") is None):
