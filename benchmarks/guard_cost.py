@@ -123,7 +123,7 @@ def begin(task: Task, *, guarded: bool) -> Run:
         sampling="fixed",
     )
     # No secret probe by chance: their expected share is added.
-    engine.capture.guard._occasions._gap = 1 << 60
+    engine.capture.guard._occasions.gap = 1 << 60
     guards = Guards(engine, private)
     guards.switch(guarded)
     criterion = nn.CrossEntropyLoss()
@@ -245,7 +245,8 @@ def _turns(task: Task, steps: int) -> dict[bool, list[Pair]]:
     for _ in range(_WARM):
         run.step()
     found: dict[bool, list[Pair]] = {True: [], False: []}
-    while len(found[False]) < steps:
+    until = time.perf_counter() + _SHORTEST
+    while len(found[False]) < steps or time.perf_counter() < until:
         order = (True, False) if len(found[True]) % 2 else (False, True)
         taken: dict[bool, list[dict[str, float]]] = {}
         for guarded in order:
@@ -255,6 +256,9 @@ def _turns(task: Task, steps: int) -> dict[bool, list[Pair]]:
             found[place == 0].append({guarded: each[place] for guarded, each in taken.items()})
     return found
 
+
+_SHORTEST = 5.0
+"""Seconds of turns at least: guards add less to a step than short steps differ by."""
 
 _WARM = 8
 """Steps of a run that are not counted: some whole epochs."""
@@ -303,9 +307,9 @@ def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
         secret = []
         for _ in range(probes):
             before = dict(spent)
-            occasions._gap = 1
+            occasions.gap = 1
             run.step()
-            occasions._gap = 1 << 60
+            occasions.gap = 1 << 60
             secret.append(spent["probe"] - before["probe"])
     found["secret probe"] = median(secret)
     return {part: 1e3 * seconds for part, seconds in found.items()}

@@ -44,7 +44,7 @@ def begin(task: Task, variant: str) -> tuple[Runner, dpkern.PrivacyEngine | None
         runner = VARIANTS["dpkern" if variant in PRIVATE else variant](task, lr=LR).begin(NOISE)
     if not made:
         return runner, None
-    made[0].capture.guard._occasions._gap = 1 << 60  # no secret probe by chance
+    made[0].capture.guard._occasions.gap = 1 << 60  # no secret probe by chance
     made[0].capture.program.enabled = variant != "dpkern recorded"
     return runner, made[0]
 

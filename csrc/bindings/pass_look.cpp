@@ -24,6 +24,31 @@ std::uint64_t change_of(PyObject* table) {
 std::uint64_t change_of(PyObject*) { return 0; }
 #endif
 
+// A step has taken most of what is looked at out of the near caches, so that each first touch waits
+// for a far one: objects are asked for some places ahead.
+class Ahead {
+ public:
+  explicit Ahead(const py::list& objects)
+      : objects_(objects), size_(PyList_GET_SIZE(objects.ptr())) {
+    while (next_ < size_ && next_ < kDistance) ask();
+  }
+  void step() {
+    if (next_ < size_) ask();
+  }
+
+ private:
+  static constexpr Py_ssize_t kDistance = 16;
+  static constexpr int kHalf = 32;  // of a line: the heads of dicts may reach into a second one
+  void ask() {
+    const auto* const head =
+        reinterpret_cast<const char*>(PyList_GET_ITEM(objects_.ptr(), next_++));
+    __builtin_prefetch(head);
+    __builtin_prefetch(head + kHalf);
+  }
+  const py::list& objects_;
+  Py_ssize_t size_, next_ = 0;
+};
+
 // Tables that hold the same objects; each of the entries is a tuple.
 class Tables {
  public:
@@ -33,7 +58,8 @@ class Tables {
   }
 
   bool same() {
-    for (std::size_t i = 0; i < changes_.size(); ++i) {
+    Ahead ahead(tables_);
+    for (std::size_t i = 0; i < changes_.size(); ++i, ahead.step()) {
       PyObject* const table = PyList_GET_ITEM(tables_.ptr(), static_cast<Py_ssize_t>(i));
       // The order of an OrderedDict is none of the dict's, and changes by itself.
       const bool ordered = !PyDict_CheckExact(table) && PyDict_GET_SIZE(table) > 1;
@@ -95,7 +121,8 @@ class PassLook {
   bool before() {
     const Ordinary ordinary(context_.ptr());
     if (!ordinary.entered()) return failed();
-    for (std::size_t i = 0; i < trained_.size(); ++i) {
+    Ahead ahead(parameters_);
+    for (std::size_t i = 0; i < trained_.size(); ++i, ahead.step()) {
       const py::object flag = is_trained_.of(at(parameters_, i));
       if (!flag) return failed();
       if ((flag.ptr() == Py_True) != trained_[i]) return false;
@@ -129,7 +156,8 @@ class PassLook {
   // Read versions; false where one has changed, of steady tensors or of any.
   bool read(bool steady) {
     read_.resize(versions_.size());
-    for (std::size_t i = 0; i < versions_.size(); ++i) {
+    Ahead ahead(tensors_);
+    for (std::size_t i = 0; i < versions_.size(); ++i, ahead.step()) {
       const py::object found = version_.of(at(tensors_, i));
       if (!found) return false;
       read_[i] = PyLong_AsLongLong(found.ptr());

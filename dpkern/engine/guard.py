@@ -131,8 +131,9 @@ class ForwardGuard:
         recording = torch.is_grad_enabled()
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         occasions, quick = self._occasions, self.state.quick
-        quick = None if self._uniform else quick
-        if usual and recording and quick is not None and quick.before() and occasions.count_pass():
+        quick = None if self._uniform or occasions.gap <= 1 else quick
+        if usual and recording and quick is not None and quick.before():
+            occasions.gap -= 1
             self._usual = True
             return
         given = (_ONE_TENSOR, ()) if usual else (_flags(args, kwargs), _numbers(args, kwargs))

@@ -43,7 +43,8 @@ class Occasions:
         self._known: set[int] = set()
         self._returns = 0
         self._sure = random.SystemRandom()
-        self._gap = self._draw()
+        self.gap = self._draw()
+        """Training passes up to the next secret probe, including it."""
         self._seen = False
         """Whether there was a pass."""
         self.unchanged = False
@@ -86,22 +87,15 @@ class Occasions:
         if returned and _power_of_four(self._returns):
             return "changed"
         if recording:
-            self._gap -= 1
-            if self._gap <= 0:
-                self._gap = self._draw()
+            self.gap -= 1
+            if self.gap <= 0:
+                self.gap = self._draw()
                 return "secret"
         return None
 
     def is_known(self, recording: bool, given: Hashable) -> bool:
         """Whether a pass with these flags, in the present combination, has been probed."""
         return hash((self.combination, recording, given)) in self._known
-
-    def count_pass(self) -> bool:
-        """Count a training pass in which nothing has changed; False if it is due for a probe."""
-        if self._gap <= 1:
-            return False
-        self._gap -= 1
-        return True
 
     @property
     def seen_entries(self) -> TableEntries | None:

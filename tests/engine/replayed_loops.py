@@ -130,7 +130,7 @@ def loop(replayed: bool, make: Callable[[], nn.Module] = Net, **options: Any) ->
         unsafe_seed=5,
         **options,
     )
-    engine.capture.guard._occasions._gap = 1 << 60
+    engine.capture.guard._occasions.gap = 1 << 60
     engine.capture.program.enabled = replayed
     return Loop(replayed, *made, engine)
 

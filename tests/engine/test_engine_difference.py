@@ -331,7 +331,7 @@ def test_mixing_that_begins_with_a_change(name: str) -> None:
     module = model(later, mix=False, config=Configuration(), options={"mix": False})
     capture = Capture(module)
     capture.attach()
-    capture.guard._occasions._gap = 10**6  # no secret time among these passes
+    capture.guard._occasions.gap = 10**6  # no secret time among these passes
     for _ in range(3):
         capture.new_samples()
         module(rows())
@@ -373,7 +373,7 @@ def test_mixing_that_nothing_announces_is_found_at_a_secret_time(
     engine, epoch = trained(module)
     epoch()
     hidden["mix"] = True
-    monkeypatch.setattr(engine.capture.guard._occasions, "_gap", 1)
+    monkeypatch.setattr(engine.capture.guard._occasions, "gap", 1)
     with pytest.raises(UnsupportedModule):
         epoch()
     # What was released before cannot be taken back.
@@ -412,7 +412,7 @@ def test_flags_that_change_at_every_step_are_probed_now_and_then() -> None:
     module = model(lambda m, h: h, temperature=0)
     capture = Capture(module)
     capture.attach()
-    capture.guard._occasions._gap = 10**6
+    capture.guard._occasions.gap = 10**6
     for step in range(70):
         module.temperature = step
         capture.new_samples()
@@ -425,7 +425,7 @@ def test_modes_that_alternate_are_probed_now_and_then() -> None:
     module = model(lambda m, h: h)
     capture = Capture(module)
     capture.attach()
-    capture.guard._occasions._gap = 10**6
+    capture.guard._occasions.gap = 10**6
     for _ in range(20):
         module.train()
         capture.new_samples()

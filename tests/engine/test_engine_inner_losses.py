@@ -128,7 +128,7 @@ def test_the_first_batch_of_two_classes_is_probed_however_late(kind: type[WithLo
         data_loader=DataLoader(TensorDataset(x, y, *tasks), batch_size=8, shuffle=True),
     )
     guard, batches = run.engine.capture.guard, iter(run.loader)
-    guard._occasions._gap = 1 << 60
+    guard._occasions.gap = 1 << 60
     for _ in range(11):
         run.module(*next(batches))["loss"].backward()
         run.optimizer.step()
@@ -152,7 +152,7 @@ def test_classes_are_looked_at_until_two_have_met() -> None:
         ),
     )
     guard, probes = run.engine.capture.guard, []
-    guard._occasions._gap = 1 << 60
+    guard._occasions.gap = 1 << 60
     for turn, (x, y, task) in enumerate(run.loader):
         if turn == 5 or turn == 7:
             y[: len(y) // 2] = 1

@@ -51,7 +51,7 @@ def test_benchmark_models_are_replayed(name: str, arithmetic: str) -> None:
             unsafe_seed=1,
             arithmetic=arithmetic,
         )
-        engine.capture.guard._occasions._gap = 1 << 60
+        engine.capture.guard._occasions.gap = 1 << 60
         engine.capture.program.enabled = replayed
         criterion = nn.CrossEntropyLoss()
         for _ in range(3):

@@ -42,7 +42,7 @@ def look() -> tuple[Model, PassLook, Capture]:
     model = Model()
     capture = Capture(model)
     capture.attach()
-    capture.guard._occasions._gap = 10**6  # no secret time among these passes
+    capture.guard._occasions.gap = 10**6  # no secret time among these passes
     for _ in range(4):
         capture.new_samples()
         model(torch.randn(B, E))
@@ -126,7 +126,7 @@ def test_trained_parameters_change_from_pass_to_pass(look: tuple[Model, PassLook
 
 def test_secret_probes_come_in_their_turn(look: tuple[Model, PassLook, Capture]) -> None:
     model, _, capture = look
-    capture.guard._occasions._gap = 4
+    capture.guard._occasions.gap = 4
     probes = []
     for _ in range(6):
         capture.new_samples()

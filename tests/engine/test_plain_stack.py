@@ -244,12 +244,12 @@ def test_a_secret_probe_of_a_plain_stack_takes_the_loops_own_pass(
     monkeypatch.setattr(DifferenceProbe, "_pass", noted)
     monkeypatch.setattr("dpkern.engine.difference.WHOLE", 1.0)
     guard, before = capture.guard, capture.guard.probes
-    guard._occasions._gap = 1
+    guard._occasions.gap = 1
     capture.new_samples()
     capture.module(torch.randn(B, D))
     assert (rows, guard.probes, reported) == (passes, before + 1, [])
     # What begins to mix unseen is found late, by a whole probe of the batch.
-    guard._occasions._gap = 1
+    guard._occasions.gap = 1
     mixing = capture.module[-1].forward
     vars(guard._occasions)["_same"] = lambda: True
     object.__setattr__(capture.module[-1], "forward", lambda h: mixing(h - h.mean(0).detach()))

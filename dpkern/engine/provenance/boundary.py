@@ -6,8 +6,8 @@ belong to one piece only.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class ModuleBoundary:
         """The batch whose samples entered last; None where the caller begins batches by hand."""
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         """The thread in which samples enter; one that only prefetches batches takes no steps."""
         self._rows: Rows | None = None
         """Rows of the running pass."""
@@ -198,7 +198,10 @@ class ModuleBoundary:
             self.current = batch
             self._closed, self._records = set(), None
             self.unfinished_pass = self.has_loader
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
+            if rows is batch.rows and not batch.placeholder:  # all of them, in their order
+                self._records, batch.in_pass = rows.records, batch.size
+                return
         if batch.placeholder:
             capture.skip_pass()
             return
@@ -240,7 +243,7 @@ class ModuleBoundary:
     @property
     def trains_here(self) -> bool:
         """Whether this is the thread in which samples enter the module."""
-        return threading.get_ident() == self._thread
+        return get_ident() == self._thread
 
     def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
         """Track tensors as rows of a batch on the caller's word.
@@ -305,11 +308,11 @@ class ModuleBoundary:
         batch = rows.batch
         usual = rows is batch.rows
         if usual and alone:
-            node = left(output, batch.each, len(rows.ids))
+            node = left(output, batch.each, batch.in_pass)
             if node is not None:
                 self.losses.outputs = {node}
                 return output
-        if usual and type(output) is Tensor and output.dim() and len(output) == len(rows.ids):
+        if usual and type(output) is Tensor and output.dim() and len(output) == batch.in_pass:
             self.losses.outputs = {output.grad_fn}
             return (retrack if alone else track)(output, batch.each)
         self.losses.outputs = set()
