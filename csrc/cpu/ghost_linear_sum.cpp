@@ -1,12 +1,14 @@
 // Weighted sums of linear gradients: one matrix product over samples and positions, with the
 // factors folded into the packed copy of g.
 
-#include <cmath>
+#include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/ghost_linear.h"
 #include "cpu/ghost_tiles.h"
 #include "cpu/linear_parts.h"
+#include "cpu/sum_bfloat.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -15,25 +17,16 @@ using namespace ghost;
 
 constexpr std::int64_t kSteps = 256;  // positions of a packed block
 
-// A run of positions of one sample inside a block.
-template <class F>
-struct Run {
-  const F* a;
-  const F* g;
-  F factor;
-  std::int64_t count;
-};
-
-// The used samples cut into blocks of at most kSteps positions.
+// The used samples cut into blocks of at most `steps` positions.
 template <class F>
 std::vector<std::vector<Run<F>>> blocks_of(const F* a, const F* g, const F* factors,
-                                           const LinearShape& shape) {
+                                           const LinearShape& shape, std::int64_t steps) {
   std::vector<std::vector<Run<F>>> blocks;
   std::int64_t room = 0;
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     if (factors[b] == 0) continue;
     for (std::int64_t t = 0; t < shape.positions;) {
-      if (room == 0) blocks.emplace_back(), room = kSteps;
+      if (room == 0) blocks.emplace_back(), room = steps;
       const std::int64_t row = b * shape.positions + t;
       const std::int64_t count = std::min(room, shape.positions - t);
       blocks.back().push_back({a + row * shape.inputs, g + row * shape.outputs, factors[b], count});
@@ -93,7 +86,16 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
 template <class F>
 void linear_sum(const LinearSum<F>& call, int threads) {
   const LinearShape shape = shape_of(call);
-  const auto blocks = blocks_of(call.a, call.g, call.factors, shape);
+  bool by_tiles = false;
+  if constexpr (std::is_same_v<F, float>) by_tiles = bfloat::takes_sum(shape);
+  const std::int64_t steps = by_tiles ? bfloat::sum_block(shape) : kSteps;
+  auto blocks = blocks_of(call.a, call.g, call.factors, shape, steps);
+  if constexpr (std::is_same_v<F, float>) {
+    const auto added = [&](const auto& runs) {
+      return bfloat::add_runs(runs, shape, call.out, threads);
+    };
+    if (by_tiles) blocks.erase(std::remove_if(blocks.begin(), blocks.end(), added), blocks.end());
+  }
   for_parts(shape, threads, [&](Range rows, Range columns) {
     for (const auto& runs : blocks) {
       versioned_by_width([&](auto width) DPK_INLINE {

@@ -1,5 +1,5 @@
 #pragma once
-// How threads share the sums of linear gradients.
+// What sums of linear gradients are made of, and how threads share them.
 
 #include <algorithm>
 #include <cstdint>
@@ -8,6 +8,15 @@
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
+
+// A run of positions of one sample.
+template <class F>
+struct Run {
+  const F* a;
+  const F* g;
+  F factor;
+  std::int64_t count;
+};
 
 // add(rows, columns) for parts of the output [p, d] that belong to one thread each. The longer side
 // is cut, so that the copies of the other one stay small.

@@ -4,16 +4,13 @@
 #include <atomic>
 #include <vector>
 
-#include "cpu/amx.h"
-#include "cpu/panels.h"
+#include "cpu/bfloat_tiles.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
 namespace {
 
-constexpr std::int64_t kInner = 32;    // entries of the inner dimension in a tile
-constexpr std::int64_t kFewest = 8;    // that are worth filling one up
-constexpr std::int64_t kColumns = 16;  // of a tile
+constexpr std::int64_t kFewest = 8;  // entries of the inner dimension that are worth filling a tile
 
 }  // namespace
 
@@ -23,55 +20,17 @@ bool by_bfloat(const Matmul<float>& call) { return isa() >= Isa::kAmx && call.K 
 
 namespace {
 
+using namespace bfloat;
 using ghost::scratch;
 
-// Bytes of a tile and one line more: rows of tiles behind each other lie in different sets of the
-// cache.
-constexpr std::int64_t kTile = kTileRows * kTileBytes + 64;
-constexpr int kParts = 3;
-constexpr std::int64_t kTriple = kParts * kTile;
 constexpr std::int64_t kBlock = 512;            // entries of the inner dimension at a time, at most
-constexpr std::int64_t kGrain = 2 * kTileRows;  // rows
 constexpr std::int64_t kTogether = 4 * kGrain;  // rows that are packed by the way
 constexpr std::int64_t kBeside = 64;            // columns that are
 constexpr std::int64_t kManyColumns = 256;      // whose panels may leave a cache
 constexpr std::int64_t kAhead = 2;              // rows that are asked for early
-constexpr std::int64_t kUnit = 2 * kColumns;    // columns
 constexpr std::int64_t kLines = 4 * kColumns;   // columns that are packed together
 constexpr std::int64_t kMostWhole = 4096;       // rows or columns that are packed as a whole
 constexpr std::int64_t kSmallest = 1 << 20;     // multiplications worth a thread
-
-// Numbers next to the largest float, infinities and NaN.
-struct Beyond {
-  Words found{};
-  DPK_INLINE void look(Floats x) {
-    const Words bits = reinterpret_cast<Words>(x) & 0x7fffffffu;
-    found = bits > found ? bits : found;
-  }
-  DPK_AMX DPK_INLINE bool any() const {
-    const auto limit = _mm512_set1_epi32(0x7f000000);
-    return _mm512_cmpge_epu32_mask(reinterpret_cast<__m512i>(found), limit) != 0;
-  }
-};
-
-// Three numbers whose sum x is, in the high halves of lanes: each is the nearest bfloat16 number to
-// what the ones before leave.
-DPK_INLINE inline void split(Floats x, Words parts[kParts]) {
-  for (int i = 0; i < kParts; ++i) {
-    parts[i] = nearest(x);
-    x -= reinterpret_cast<Floats>(parts[i]);
-  }
-}
-
-// Pairs of numbers, the first one in the low half of a lane: a row of each of three tiles.
-DPK_INLINE inline void write_pairs(Floats x, Floats y, std::uint8_t* to) {
-  Words first[kParts], second[kParts];
-  split(x, first), split(y, second);
-  for (int i = 0; i < kParts; ++i) {
-    const Words pairs = first[i] >> 16 | second[i];
-    __builtin_memcpy(to + i * kTile, &pairs, kTileBytes);
-  }
-}
 
 // Rows [0, used) of [*, stride], entries [0, count): tiles whose row holds entries l and l + 16 of
 // each 32 in lane l. Returns the rows with numbers beyond as bits.
@@ -96,92 +55,13 @@ DPK_AMX DPK_INLINE inline std::uint32_t pack_rows(const float* from, std::int64_
   return flagged;
 }
 
-// The same of columns [0, used) of [count, stride], what a tile of rows is multiplied with: panels
-// `size` bytes apart, some at a time, so that a row gives whole pieces of memory.
-DPK_AMX DPK_INLINE inline std::uint32_t pack_columns(const float* from, std::int64_t used,
-                                                     std::int64_t count, std::int64_t stride,
-                                                     std::uint8_t* to, std::int64_t size) {
-  Beyond beyond;
-  for (std::int64_t k = 0; k < count; k += kInner, to += kTriple) {
-    for (std::int64_t r = 0; r < kInner / 2; ++r) {
-      const float* const first = from + (k + r) * stride;
-      const float* const second = first + kInner / 2 * stride;
-      std::uint8_t* out = to + r * kTileBytes;
-      for (std::int64_t c = 0; c < used; c += kColumns, out += size) {
-        _mm_prefetch(first + c + kInner * stride, _MM_HINT_T0);
-        _mm_prefetch(second + c + kInner * stride, _MM_HINT_T0);
-        Floats x{}, y{};
-        if (k + r < count) x = some(first + c, used - c);
-        if (k + r + 16 < count) y = some(second + c, used - c);
-        beyond.look(x), beyond.look(y);
-        write_pairs(x, y, out);
-      }
-    }
-  }
-  return beyond.any() ? 1 : 0;
-}
-
-// Four tiles of the result, or the left two of them. The number of a tile register has to be
-// written out.
-struct Square {
-  float* at[2][2];
-  std::int64_t stride;  // bytes
+// Rows of a matrix from some column on.
+struct Strided {
+  const float* from;
+  std::int64_t stride;
+  DPK_INLINE const float* at(std::int64_t k) const { return from + k * stride; }
+  DPK_INLINE static float factor(std::int64_t) { return 1; }
 };
-
-#define DPK_LOAD_LEFT(part)                          \
-  _tile_loadd(4, left + (part) * kTile, kTileBytes); \
-  _tile_loadd(5, below + (part) * kTile, kTileBytes)
-#define DPK_LOAD_RIGHT(part)                          \
-  _tile_loadd(6, right + (part) * kTile, kTileBytes); \
-  if (kWide) _tile_loadd(7, next + (part) * kTile, kTileBytes)
-#define DPK_MULTIPLY                  \
-  _tile_dpbf16ps(0, 4, 6);            \
-  _tile_dpbf16ps(1, 5, 6);            \
-  if (kWide) _tile_dpbf16ps(2, 4, 7); \
-  if (kWide) _tile_dpbf16ps(3, 5, 7)
-
-// += the product of two panels of rows and two of columns.
-template <bool kWide>
-DPK_AMX DPK_INLINE inline void multiply(const std::uint8_t* left, const std::uint8_t* below,
-                                        const std::uint8_t* right, const std::uint8_t* next,
-                                        std::int64_t steps) {
-  for (std::int64_t k = 0; k < steps; ++k) {
-    DPK_LOAD_LEFT(0);
-    DPK_LOAD_RIGHT(2);
-    DPK_MULTIPLY;
-    DPK_LOAD_RIGHT(1);
-    DPK_MULTIPLY;
-    DPK_LOAD_RIGHT(0);
-    DPK_MULTIPLY;
-    DPK_LOAD_LEFT(2);
-    DPK_MULTIPLY;
-    DPK_LOAD_LEFT(1);
-    DPK_MULTIPLY;
-    DPK_LOAD_RIGHT(1);
-    DPK_MULTIPLY;
-    left += kTriple, below += kTriple, right += kTriple, next += kTriple;
-  }
-}
-
-#undef DPK_LOAD_LEFT
-#undef DPK_LOAD_RIGHT
-#undef DPK_MULTIPLY
-
-template <bool kWide>
-DPK_AMX DPK_INLINE inline void multiply(const Square& from, const Square& to,
-                                        const std::uint8_t* left, const std::uint8_t* below,
-                                        const std::uint8_t* right, const std::uint8_t* next,
-                                        std::int64_t steps) {
-  _tile_loadd(0, from.at[0][0], from.stride);
-  _tile_loadd(1, from.at[1][0], from.stride);
-  if (kWide) _tile_loadd(2, from.at[0][1], from.stride);
-  if (kWide) _tile_loadd(3, from.at[1][1], from.stride);
-  multiply<kWide>(left, below, right, next, steps);
-  _tile_stored(0, to.at[0][0], to.stride);
-  _tile_stored(1, to.at[1][0], to.stride);
-  if (kWide) _tile_stored(2, to.at[0][1], to.stride);
-  if (kWide) _tile_stored(3, to.at[1][1], to.stride);
-}
 
 // One block of the inner dimension. One side is packed as a whole, for all threads, the longer one
 // piece by piece by the thread that multiplies it, so that its panels never leave the cache.
@@ -193,7 +73,7 @@ struct Work {
 
   DPK_INLINE std::int64_t count() const { return inner.end - inner.begin; }
   // Bytes.
-  DPK_INLINE std::int64_t panel() const { return (count() + kInner - 1) / kInner * kTriple; }
+  DPK_INLINE std::int64_t panel() const { return panel_bytes(count()); }
 
   // Rows from a multiple of kTileRows on, filled up to multiples of kGrain.
   DPK_AMX void pack_left(Range rows, std::uint8_t* to) const {
@@ -209,8 +89,8 @@ struct Work {
   DPK_AMX std::uint32_t pack_right(Range columns, std::uint8_t* to) const {
     const std::int64_t used = columns.end - columns.begin;
     if (!call.w_transposed) {
-      return pack_columns(call.w + inner.begin * call.M + columns.begin, used, count(), call.M, to,
-                          panel());
+      const Strided rows{call.w + inner.begin * call.M + columns.begin, call.M};
+      return pack_columns(rows, used, count(), to, panel()) ? 1 : 0;
     }
     std::uint32_t found = 0;
     for (std::int64_t c = 0; c < used; c += kColumns, to += panel()) {
@@ -231,47 +111,13 @@ struct Work {
     asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
     for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
       const std::uint8_t* const from = right + (column - columns.begin) / kColumns * panel();
-      const Range wide{column, std::min(columns.end, column + kUnit)};
+      const std::int64_t wide = std::min(kUnit, columns.end - column);
       for (std::int64_t row = rows.begin; row < rows.end; row += kGrain) {
-        add_square(left + (row - rows.begin) / kTileRows * panel(),
-                   {row, std::min(rows.end, row + kGrain)}, from, wide);
+        add_square(call.out + row * call.M + column, call.M, std::min(kGrain, rows.end - row), wide,
+                   inner.begin == 0 ? bias + column : nullptr,
+                   left + (row - rows.begin) / kTileRows * panel(), from, panel());
       }
     }
-  }
-
- private:
-  DPK_AMX DPK_INLINE void add_square(const std::uint8_t* left, Range rows,
-                                     const std::uint8_t* right, Range columns) const {
-    const std::uint8_t *const below = left + panel(), *const next = right + panel();
-    const std::int64_t tall = rows.end - rows.begin, wide = columns.end - columns.begin;
-    float* const out = call.out + rows.begin * call.M + columns.begin;
-    const bool fresh = inner.begin == 0;
-    alignas(64) float copy[kGrain][kUnit];
-    Square to{{{copy[0], copy[0] + kColumns}, {copy[16], copy[16] + kColumns}},
-              kUnit * static_cast<std::int64_t>(sizeof(float))};
-    const bool whole = tall == kGrain && (wide == kUnit || wide == kColumns);
-    if (whole) {
-      ghost::prefetch_rows<kUnit>(out, kGrain, call.M);
-      float* const low = out + kTileRows * call.M;
-      to = {{{out, out + kColumns}, {low, low + kColumns}},
-            call.M * static_cast<std::int64_t>(sizeof(float))};
-    } else if (!fresh) {
-      for (std::int64_t m = 0; m < tall; ++m) std::copy_n(out + m * call.M, wide, copy[m]);
-    }
-    Square start = to;
-    if (fresh) {
-      auto* const row = const_cast<float*>(bias + columns.begin);
-      start = {{{row, row + kColumns}, {row, row + kColumns}}, 0};
-    }
-    const std::int64_t steps = panel() / kTriple;
-    if (wide > kColumns) {
-      multiply<true>(start, to, left, below, right, next, steps);
-    } else {
-      multiply<false>(start, to, left, below, right, next, steps);
-    }
-    if (whole) return;
-    asm volatile("" ::: "memory");
-    for (std::int64_t m = 0; m < tall; ++m) std::copy_n(copy[m], wide, out + m * call.M);
   }
 };
 

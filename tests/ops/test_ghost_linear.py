@@ -19,7 +19,7 @@ FEATURES = (1, 3, 10, 16, 17, 64, 130)
 EXCESS = {torch.float32: 1e-4, torch.float64: 1e-10}
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13}
 TYPES = list(EXCESS)
-ISAS = [isa for isa in testing.available_isas() if isa in ("baseline", "avx2", "avx512")]
+ISAS = [isa for isa in testing.available_isas() if isa in ("baseline", "avx2", "avx512", "amx")]
 
 
 def _operands(

@@ -1,0 +1,146 @@
+#include "cpu/sum_bfloat.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "cpu/bfloat_tiles.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu::bfloat {
+namespace {
+
+constexpr std::int64_t kFewest = 16;         // positions that are worth filling up to tiles
+constexpr std::int64_t kNarrow = 24;         // inputs or outputs that are
+constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+
+}  // namespace
+
+bool takes_sum(const LinearShape& shape) {
+  return isa() >= Isa::kAmx && shape.batch * shape.positions >= kFewest &&
+         std::min(shape.inputs, shape.outputs) >= kNarrow;
+}
+
+#if DPK_X86
+
+namespace {
+
+using ghost::scratch;
+
+constexpr std::int64_t kPacked = 3 << 17;      // bytes of both sides: they stay in a cache
+constexpr std::int64_t kNear = 16 * kGrain;    // rows that meet all columns before the next ones
+constexpr std::int64_t kLines = 4 * kColumns;  // columns that are packed together
+
+// The positions of a block, from some column on.
+struct Positions {
+  const float* const* rows;  // filled up
+  const float* factors;      // null: ones
+  std::int64_t first;
+  DPK_INLINE Positions from(std::int64_t column) const { return {rows, factors, column}; }
+  DPK_INLINE const float* at(std::int64_t k) const { return rows[k] + first; }
+  DPK_INLINE float factor(std::int64_t k) const { return factors == nullptr ? 1 : factors[k]; }
+};
+
+// One block: a product of its g, turned, and its a.
+struct Work {
+  const LinearShape& shape;
+  Positions g, a;
+  std::int64_t count;
+  float* out;
+
+  DPK_INLINE std::int64_t panel() const { return panel_bytes(count); }
+
+  // Those outputs as rows of the product; whether there are numbers beyond.
+  DPK_AMX bool pack_left(Range rows, std::uint8_t* to) const {
+    const std::int64_t used = rows.end - rows.begin;
+    const bool found = pack_columns(g.from(rows.begin), used, count, to, panel());
+    std::uint8_t* const end = to + (used + kColumns - 1) / kColumns * panel();
+    for (; to < end; to += kTile) transpose(to);
+    return found;
+  }
+  // Those inputs as columns of it.
+  DPK_AMX bool pack_right(Range columns, std::uint8_t* to) const {
+    return pack_columns(a.from(columns.begin), columns.end - columns.begin, count, to, panel());
+  }
+  // out[rows, columns] += the product of these panels.
+  DPK_AMX void multiply_all(const std::uint8_t* left, Range rows, const std::uint8_t* right,
+                            Range columns) const {
+    const AmxTiles tiles;
+    asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
+    for (std::int64_t first = rows.begin; first < rows.end; first += kNear) {
+      const std::int64_t last = std::min(rows.end, first + kNear);
+      for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
+        const std::int64_t wide = std::min(kUnit, columns.end - column);
+        for (std::int64_t row = first; row < last; row += kGrain) {
+          add_square(out + row * shape.inputs + column, shape.inputs, std::min(kGrain, last - row),
+                     wide, nullptr, left + row / kTileRows * panel(),
+                     right + column / kColumns * panel(), panel());
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::int64_t sum_block(const LinearShape& shape) {
+  const std::int64_t each = kTriple * ((shape.inputs + shape.outputs) / kColumns + 1);
+  return std::clamp<std::int64_t>(kPacked / each, 4, 16) * kInner;
+}
+
+bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, float* out,
+              int threads) {
+  std::int64_t count = 0;
+  for (const auto& run : runs) count += run.count;
+  // Packing looks a tile ahead.
+  const std::int64_t filled = ghost::round_up(count, kInner) + kInner;
+  const auto** const a = scratch<const float*, 0>(filled);
+  const auto** const g = scratch<const float*, 1>(filled);
+  float* const factors = scratch<float, 2>(filled);
+  std::int64_t at = 0;
+  for (const auto& run : runs) {
+    for (std::int64_t t = 0; t < run.count; ++t, ++at) {
+      a[at] = run.a + t * shape.inputs, g[at] = run.g + t * shape.outputs;
+      factors[at] = run.factor;
+    }
+  }
+  std::fill(a + at, a + filled, a[at - 1]);
+  std::fill(g + at, g + filled, g[at - 1]);
+  std::fill(factors + at, factors + filled, 0.0f);
+  const Work work{shape, {g, factors, 0}, {a, nullptr, 0}, count, out};
+  const std::int64_t panel = work.panel() / kColumns;  // bytes of a row or column
+  const std::int64_t turn = ghost::round_up(shape.outputs, kLines);
+  std::uint8_t* const left = scratch<std::uint8_t, 10>(turn * panel);
+  std::uint8_t* const right =
+      scratch<std::uint8_t, 11>(ghost::round_up(shape.inputs, kLines) * panel);
+  const int team = useful_threads(count * shape.inputs * shape.outputs, kSmallest, threads);
+  std::atomic<bool> beyond{false};
+  // The outputs, and behind them the inputs.
+  parallel_for(turn + shape.inputs, kLines, team, [&](std::int64_t begin, std::int64_t end) {
+    bool found = false;
+    for (std::int64_t c = begin; c < end; c += kLines) {
+      const Range own{c, std::min(end, c + kLines)};
+      found |= c < turn ? work.pack_left({c, std::min(own.end, shape.outputs)}, left + c * panel)
+                        : work.pack_right({c - turn, own.end - turn}, right + (c - turn) * panel);
+    }
+    if (found) beyond.store(true, std::memory_order_relaxed);
+  });
+  if (beyond.load(std::memory_order_relaxed)) return false;
+  const bool by_columns = shape.inputs >= shape.outputs;
+  parallel_for(std::max(shape.inputs, shape.outputs), kUnit, team,
+               [&](std::int64_t begin, std::int64_t end) {
+                 const Range own{begin, end};
+                 const Range rows = by_columns ? Range{0, shape.outputs} : own;
+                 const Range columns = by_columns ? own : Range{0, shape.inputs};
+                 work.multiply_all(left, rows, right, columns);
+               });
+  return true;
+}
+
+#else
+
+std::int64_t sum_block(const LinearShape&) { return 0; }
+bool add_runs(const std::vector<Run<float>>&, const LinearShape&, float*, int) { return false; }
+
+#endif
+
+}  // namespace dpkern::cpu::bfloat
