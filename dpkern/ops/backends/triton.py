@@ -27,6 +27,7 @@ MODULES = (
     "coef",
     "coef_features",
     "circulant",
+    "circulant_norm",
     "spectral",
 )
 """Those of ``_triton`` that have kernels."""
