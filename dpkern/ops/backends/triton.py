@@ -14,7 +14,6 @@ from . import _library
 
 MODULES = (
     "noise",
-    "sources",
     "clip",
     "update",
     "explicit",
