@@ -186,7 +186,7 @@ template <class Law>
 void draw_tile_of(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
 #if DPK_X86
   if (isa() >= Isa::kAvx512Vbmi) return tile_vbmi<Law>(stream, tile, x);
-  if (isa() == Isa::kAvx512) return tile_avx512<Law>(stream, tile, x);
+  if (isa() >= Isa::kAvx512) return tile_avx512<Law>(stream, tile, x);
   if (isa() == Isa::kAvx2) return tile_avx2<Law>(stream, tile, x);
 #endif
   tile_body<Law, 4, 4, CacheLookup<Law, 4>>(stream, tile, x);

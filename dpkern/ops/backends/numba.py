@@ -6,7 +6,7 @@ import importlib
 
 from ...base import dispatch
 
-_MODULES = ("clip", "explicit", "noise", "sources", "update")
+_MODULES = ("clip", "explicit", "noise", "update")
 
 
 def load() -> tuple[bool, str]:

@@ -14,7 +14,6 @@ from . import _library
 
 MODULES = (
     "noise",
-    "sources",
     "clip",
     "update",
     "explicit",
@@ -27,6 +26,7 @@ MODULES = (
     "coef",
     "coef_features",
     "circulant",
+    "circulant_norm",
     "spectral",
 )
 """Those of ``_triton`` that have kernels."""

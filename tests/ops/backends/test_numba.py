@@ -155,10 +155,10 @@ def test_nothing_is_fused_or_reordered_but_float64_sums() -> None:
         pytest.skip("no fused instructions here")
     plain = numba.njit(**compile._OPTIONS)(noise_kernels._noise_floats.py_func)
     target = torch.zeros(600)
-    law = noise_kernels.law_of("gaussian")
-    streams = noise_kernels.words_of(STREAM), noise_kernels.words_of(ROUNDING)
+    words, source = noise_kernels.source_of(None, STREAM, "gaussian")
+    streams = words, noise_kernels.words_of(ROUNDING)
     grid = torch.ones(2).numpy()
-    plain(streams, law, grid, 0, target.data_ptr(), 0, 600)
+    plain(streams, source, grid, 0, target.data_ptr(), 0, 600)
     assert not FUSED.search(plain.inspect_asm(plain.signatures[0]))
 
 

@@ -4,7 +4,7 @@ float64, norms from above for operands that were made to deceive. Not yet run on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpkern.nn import functional
-from dpkern.ops import spectral, testing
+from dpkern.ops import spectral
 from dpkern.ops.spectral import Band, circulant
 from tests.ops.backends.test_cuda_circulant import POSITIONS, cancelling
 from tests.ops.test_spectral_circulant_bound import SIZES as ONE_POSITION
@@ -20,30 +20,14 @@ from tests.ops.test_spectral_circulant_bound import deceptive, exact
 from tests.ops.test_spectral_circulant_product import assert_close, draw
 from tests.step.no_wait import NoWait
 
+Modules = Callable[[str], Any]
 SIZES = ((1, 1, 1), (33, 17, 9))
 """Samples, blocks of the input, blocks of the output."""
 QUICK = ((9, 3, 16), (2, 3, 2, 5), (2, 9, 8, 4))
 """Positions, if several, and sizes: each way to a norm."""
 FLOATS = (torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow))
 EITHER = {"backend": "triton"}
-
-
-@pytest.fixture(autouse=True)
-def interpreter() -> Iterator[None]:
-    """The interpreted kernels."""
-    reason = testing.emulation("triton")
-    if isinstance(reason, str):
-        pytest.skip(f"triton {reason}")
-    with testing.emulated("triton"):
-        yield
-
-
-@pytest.fixture
-def module() -> Any:
-    """The kernels' module, which only a process that interprets may import."""
-    from dpkern.ops.backends._triton import circulant as kernels
-
-    return kernels
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def quick_and_slow(quick: Sequence[Any], slow: Sequence[Any]) -> list[Any]:
@@ -93,12 +77,13 @@ def test_gradients_are_those_of_transforms_in_float64(dtype: torch.dtype) -> Non
 
 
 def test_samples_in_chunks_and_shared_out_to_programs(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    interpreted: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 1 << 12)
-    monkeypatch.setattr(module, "_LEAST", 16)
+    frequencies = interpreted("frequencies")
+    monkeypatch.setattr(frequencies, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(frequencies, "_LEAST", 16)
     x, g = (draw(9, 2, n, 2, dtype=torch.float32) for n in (3, 2))
-    assert len(module._parts(x, 32, torch.float32)) > 2
+    assert len(frequencies.parts_of(x, 32, torch.float32)) > 2
     out, factors = torch.zeros(2, 3, 2), torch.linspace(0, 1, 9)
     want, wide = out.double(), (x.double(), g.double())
     spectral.circulant_sum(x, g, factors, out, **EITHER)
@@ -158,17 +143,18 @@ def test_norms_are_never_below(sizes: tuple[int, ...], samples: int, dtype: torc
 
 @pytest.mark.parametrize(("sizes", "part"), list(zip(QUICK, (0, 1, 0), strict=True)), ids=str)
 def test_without_their_slack_they_are_below(
-    sizes: tuple[int, ...], part: int, module: Any, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], part: int, interpreted: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: each route without its own part of the slack."""
-    errors = module._errors
+    norm = interpreted("circulant_norm")
+    errors = norm._errors
 
     def without(*args: Any) -> tuple[float, ...]:
         found = list(errors(*args))
         found[part] = found[2] = 0.0
         return tuple(found)
 
-    monkeypatch.setattr(module, "_errors", without)
+    monkeypatch.setattr(norm, "_errors", without)
     make: Callable[..., Any] = deceptive if len(sizes) == 3 else cancelling
     x, g = (t[:8].contiguous() for t in make(sizes, torch.float64))
     assert np.any(norms(x, g) < exact(x, g, None))
@@ -198,16 +184,22 @@ def test_samples_that_are_not_finite_have_no_finite_norm(positions: int) -> None
 
 
 def test_larger_blocks_take_the_platforms_transforms(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    interpreted: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
-    monkeypatch.setattr(module, "launch", lambda kernel, *_, **__: launched.append(kernel.__name__))
-    x, g = (draw(2, 2, n, module.LARGEST + 1, dtype=torch.float32) for n in (2, 1))
+    products, norm, *others = map(
+        interpreted, ("circulant", "circulant_norm", "frequencies", "scaled")
+    )
+    for module in (products, norm, *others):
+        monkeypatch.setattr(
+            module, "launch", lambda kernel, *_, **__: launched.append(kernel.__name__)
+        )
+    x, g = (draw(2, 2, n, products.LARGEST + 1, dtype=torch.float32) for n in (2, 1))
     spectral.circulant_sum(x, g, torch.ones(2), torch.zeros(1, 2, x.shape[3]), **EITHER)
     spectral.circulant_gradient(x, g, **EITHER)
     spectral.circulant_product(x[0], x[1, :, :1].repeat(1, 2, 1), **EITHER)
     assert launched == []
-    x, g = (draw(2, 2, n, module.LARGEST_NORM + 1, dtype=torch.float32) for n in (2, 1))
+    x, g = (draw(2, 2, n, norm.LARGEST + 1, dtype=torch.float32) for n in (2, 1))
     spectral.circulant_norm(x, g, **EITHER)
     assert launched == []
 

@@ -3,13 +3,13 @@ sums in float64, norms from above for operands that were made to deceive. Not ye
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from dpkern.ops import spectral, testing
+from dpkern.ops import spectral
 from dpkern.ops.backends import _device_spectral
 from tests.ops.backends.test_cuda_spectral import (
     LARGE,
@@ -22,27 +22,11 @@ from tests.ops.spectral_cases import CASES, Case
 from tests.ops.test_spectral_bound import DRAWS, GRIDS, Draw, apart, denormal
 from tests.step.no_wait import NoWait
 
+Modules = Callable[[str], Any]
 EITHER = {"backend": "triton"}
 LINE, FOLDED = CASES[-4], CASES[10]
 """One dimension; groups and a stride that folds."""
-
-
-@pytest.fixture(autouse=True)
-def interpreter() -> Iterator[None]:
-    """The interpreted kernels."""
-    reason = testing.emulation("triton")
-    if isinstance(reason, str):
-        pytest.skip(f"triton {reason}")
-    with testing.emulated("triton"):
-        yield
-
-
-@pytest.fixture
-def module() -> Any:
-    """The kernels' module, which only a process that interprets may import."""
-    from dpkern.ops.backends._triton import spectral as kernels
-
-    return kernels
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.mark.parametrize(
@@ -73,17 +57,19 @@ def test_no_norm_is_under_reported_on_other_grids(draw: Draw) -> None:
     assert whitened_shares(GRIDS[0], draw, "triton") >= 1 - 1e-12
 
 
-def test_smaller_bounds_fail(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_bounds_fail(interpreted: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
+    module = interpreted("spectral")
     error = module._error
     monkeypatch.setattr(module, "_error", lambda *given: error(*given) / 1e5)
     assert min(shares(case, apart, "triton") for case in GRIDS[:1]) < 1 - 1e-9
 
 
-def test_the_errors_cover_computed_spectra(module: Any) -> None:
+def test_the_errors_cover_computed_spectra(interpreted: Modules) -> None:
     """Of maps that fill the largest grid, where sums are longest."""
     case = Case(1, 1, (60, 60), (3, 3), 1, 2, 1, 1, "padded")
     x, g = case.operands(2, torch.float32)
+    module = interpreted("spectral")
     found = module.Transformed(x, g, module.Grid(case.layer, case.size, None), case.band())
     exact = spectral.conv_bins(x, g, **case.sizes, band=case.band(), backend="reference")
     for got, want, error, map_ in zip(found.bins(), exact, found.errors, (x, g), strict=False):
@@ -110,12 +96,12 @@ def test_what_is_not_finite_stays_in_its_sample() -> None:
 
 
 def test_larger_grids_take_the_platforms_transforms(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    interpreted: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: Any, **__: Any) -> None:
         raise AssertionError("a kernel is launched")
 
-    monkeypatch.setattr(module, "launch", none)
+    monkeypatch.setattr(interpreted("spectral"), "launch", none)
     case = Case(1, 1, (66,), (3,), 1, 0, 1, 1, "padded")
     x, g = case.operands(2, torch.float32)
     got = spectral.conv_norm(x, g, **case.sizes, size=case.size, **EITHER)

@@ -241,7 +241,12 @@ def _updated(dtype: torch.dtype, total: torch.dtype, draws: Draws) -> None:
     params, rule = [torch.zeros(48, dtype=dtype)], update.SGD(lr=0.1)
     stream = KEY.stream(Purpose.NOISE, 1)
     given = update.Noise(
-        distribution="gaussian", scales=(1.0,), stream=stream, positions=(0,), draws=draws
+        distribution="gaussian",
+        scales=(1.0,),
+        stream=stream,
+        positions=(0,),
+        rounding=KEY.stream(Purpose.ROUNDING, 1),
+        draws=draws,
     )
     sums = [torch.zeros(48, dtype=total)]
     update.step(params, sums, rule=rule, state=rule.init(params), noise=given, **ON)
@@ -251,12 +256,12 @@ def _draws() -> Calls:
     """Noise by itself, and symbols."""
     stream = KEY.stream(Purpose.NOISE, 1)
     yield "keystream", partial(noise.keystream, stream, first_block=0, blocks=300, backend="triton")
+    words, tables = _cdt.packed([1 << 31, 3 << 30], 32), {}
     for law in LAWS:
         drawn = partial(noise.lattice_draws, stream, position=7, count=3000, distribution=law)
         yield f"lattice_draws-{law}", partial(drawn, backend="triton")
-        words = _cdt.packed([1 << 31, 3 << 30], 32)
-        looked_up = CdtDraws(0, words, stream=stream, distribution=law)
-        read = partial(noise.source_draws, looked_up, position=7, count=3000)
+        tables[law] = CdtDraws(0, words, stream=stream, distribution=law)
+        read = partial(noise.source_draws, tables[law], position=7, count=3000)
         yield f"source_draws-{law}", partial(read, backend="triton")
     for dtype in (torch.int16, torch.int32):
         read = partial(noise.source_draws, SampleReads(0, torch.zeros(9, dtype=dtype)))
@@ -269,6 +274,16 @@ def _draws() -> Calls:
     for dtype in noise.FLOATS:
         for total in (dtype, *noise.INTEGERS):
             yield _name("update", f"drawn-{total}", dtype), partial(_updated, dtype, total, ring)
+    sources = {
+        "cdt": tables["gaussian"],
+        "samples": SampleReads(0, torch.zeros(9, dtype=torch.int16)),
+    }
+    for source, draws in sources.items():
+        given = {"scale": 1.0, "stream": stream, "rounding": KEY.stream(Purpose.ROUNDING, 1)}
+        released = partial(noise.add_noise, torch.zeros(48), draws=draws, **given, **ON)
+        yield _name("add_noise", source, torch.float32), released
+        updated = partial(_updated, torch.float32, torch.float32, draws)
+        yield _name("update", source, torch.float32), updated
     keep = RandomizedResponse(epsilon=1.0, categories=10).keep
     for dtype in symbols.DTYPES:
         x = torch.zeros(300, dtype=dtype)

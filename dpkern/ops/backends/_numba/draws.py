@@ -95,7 +95,7 @@ def extend_escapes(stream: Array, law: Any, tile: Number, work: Any, x: Array) -
 
 
 @inner
-def draw_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
+def law_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
     """Make the tile's 512 draws, six rows of lanes for 64 of them; ``x`` holds magnitudes first."""
     table, bounds = law
     counters, start, rows, _, _ = work

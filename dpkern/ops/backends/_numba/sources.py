@@ -1,4 +1,4 @@
-"""Draws of noise sources, written to memory (csrc/core/cdt.h, csrc/cpu/noise_sources.cpp)."""
+"""Tiles of draws: by the law, or read from a noise source's table (csrc/core/cdt.h)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 
-from ....base.laws import FINE_BITS, LAWS
+from ....base.laws import FINE_BITS
+from ....base.rng import Stream
 from ... import _cdt
 from ..._draws import CdtDraws, Draws, SampleReads
 from .. import _ahead
 from .chacha import BLOCK_WORDS, LANES, N0, blocks, blocks_from, words_of
-from .compile import Array, Number, inner, kernel
-from .draws import TAIL_DOMAIN, TILE, room
-from .parallel import in_parts, team_of
+from .compile import Array, Number, entries, inner
+from .draws import TAIL_DOMAIN, TILE, law_of, law_tile
 
-GRAIN = 16 * TILE  # coordinates worth a thread
+INLINE, BOUNDARIES, NARROW, WIDE = range(4)
+"""The law itself, a cumulative table, samples of 16 and of 32 bits."""
+KIND, ENTRIES, START, SHIFT, TABLE = range(5)
+"""The numbers by which a table is read; START: where position 0 reads."""
+NO_STREAM = np.zeros(11, np.uint32)
 _GUIDE, _EDGE_BITS = _cdt.GUIDE, _cdt.EDGE_BITS
 _EDGES = (1 << _EDGE_BITS) - 1
 _MANY = 1 << 31
@@ -25,12 +28,13 @@ _FINE_MASK = (1 << FINE_BITS) - 1
 _MIDDLE = 1 << (FINE_BITS - 1)
 
 
-@kernel
-def _samples(table: Array, start: int, shift: int, out: Array, begin: int, end: int) -> None:
-    at = (start + begin) % len(table)
-    for i in range(begin, end):
-        out[i] = np.int32(table[at]) << np.int32(shift)
-        at = at + 1 if at + 1 < len(table) else 0
+@inner
+def _samples_tile(table: Array, read: Array, tile: Number, x: Array) -> None:
+    count, shift = read[ENTRIES], np.int32(read[SHIFT])
+    at = (read[START] + tile * TILE) % count
+    for i in range(TILE):
+        x[i] = np.int32(table[at]) << shift
+        at = at + 1 if at + 1 < count else 0
 
 
 @inner
@@ -85,52 +89,38 @@ def _cdt_tile(
                 x[j] = (cell << FINE_BITS) + (own & _FINE_MASK) + offset
 
 
-@kernel
-def _look_ups(
-    stream: Array, words: Array, second: Any, first: int, out: Array, begin: int, end: int
-) -> None:
-    work, x = room(), np.empty(TILE, np.int32)
-    count = (len(words) - _GUIDE) // 4
-    at = begin
-    while at < end:
-        tile, offset = (first + at) // TILE, (first + at) % TILE
-        some = min(TILE - offset, end - at)
-        _cdt_tile(stream, words, count, second, tile, work, x)
-        out[at : at + some] = x[offset : offset + some]
-        at += some
-
-
-def source_draws(
-    draws: Draws,
-    *,
-    position: int,
-    count: int,
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    if draws.in_memory:
-        values = draws.at(position, count)
-        return values.to(device, copy=True) if out is None else out.copy_(values)
-    made = torch.empty(count, dtype=torch.int32, device="cpu") if out is None else out
-    target, team = made.numpy(), team_of(count, GRAIN)
-    if isinstance(draws, SampleReads):
-        table, read = draws.values.numpy(), _ahead.reads(draws, position)
-        start, shift = read["start"], read["shift"]
-        in_parts(count, team, lambda _, *part: _samples(table, start, shift, target, *part))
+@inner
+def draw_tile(stream: Array, source: Any, tile: Number, work: Any, x: Array) -> None:
+    """Make or read the tile's 512 draws."""
+    table, bounds, read = source
+    kind = read[KIND]
+    if kind == INLINE:
+        law_tile(stream, (table, bounds), tile, work, x)
+    elif kind == BOUNDARIES:
+        _cdt_tile(stream, table, read[ENTRIES], len(bounds) > 0, tile, work, x)
+    elif kind == NARROW:
+        _samples_tile(entries(read[TABLE], read[ENTRIES], np.empty(0, np.int16)), read, tile, x)
     else:
-        assert isinstance(draws, CdtDraws)
-        stream, law, _ = _ahead.look_ups(draws)
-        given = words_of(stream), draws.values.numpy().view(np.uint32)
-        second = LAWS[law].uses_second_uniform
-        in_parts(count, team, lambda _, *part: _look_ups(*given, second, position, target, *part))
-    increment_version(made)
-    return made.to(device)
+        _samples_tile(entries(read[TABLE], read[ENTRIES], np.empty(0, np.int32)), read, tile, x)
 
 
-def _refuse(draws: Draws, **_: Any) -> str | None:
-    place = draws.values.device
-    return None if place.type == "cpu" else f"runs on the CPU, got draws on {place}"
+def source_of(draws: Draws | None, stream: Stream | None, distribution: str) -> tuple[Array, Any]:
+    """Return the words of a stream, and what ``draw_tile`` makes draws of with it.
 
-
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("noise.source_draws", source_draws, _refuse),)
-"""``(op, run, refuse)``."""
+    That is a table, a law's bounds and the numbers by which the table is read. A table of samples
+    is passed by its address: it must live until the kernel has returned.
+    """
+    read = dict.fromkeys(range(5), 0)
+    if isinstance(draws, SampleReads):
+        reads = _ahead.reads(draws, 0)
+        read |= {KIND: NARROW if draws.values.dtype is torch.int16 else WIDE}
+        read |= {ENTRIES: reads["entries"], START: reads["start"], SHIFT: reads["shift"]}
+        read[TABLE], distribution, stream = draws.values.data_ptr(), "gaussian", None
+    elif isinstance(draws, CdtDraws):
+        stream, distribution, count = _ahead.look_ups(draws)
+        read |= {KIND: BOUNDARIES, ENTRIES: count}
+    table, bounds = law_of(distribution)
+    if isinstance(draws, CdtDraws):
+        table = draws.values.numpy().view(np.uint32)
+    words = NO_STREAM if stream is None else words_of(stream)
+    return words, (table, bounds, np.array([*read.values()], np.int64))

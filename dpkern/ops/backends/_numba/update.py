@@ -19,12 +19,11 @@ from .. import _numbers
 from .._extension import on_cpu
 from .chacha import words_of
 from .compile import Array, Number, addresses, entries, inner, kernel, like
-from .draws import TILE, draw_tile, law_of, release_float, release_integer, room, rounding_tile
-from .noise import AHEAD
+from .draws import TILE, release_float, release_integer, room, rounding_tile
 from .parallel import in_parts, team_of
+from .sources import NO_STREAM, draw_tile, source_of
 
 _GRAIN = 16  # tiles worth a thread
-_NO_NOISE = np.zeros(11, np.uint32)
 _NO_DRAWS = np.empty(0, np.int32), np.empty(0, np.int16), 0
 PLAIN, MOMENTUM, NESTEROV, ADAM = range(4)
 
@@ -114,7 +113,7 @@ def _update(
     kind: int,
     rule: Array,
     streams: Any,
-    law: Any,
+    source: Any,
     ahead: Any,
     rounds: Any,
     items: Any,
@@ -144,7 +143,7 @@ def _update(
                 for i in range(count if on else 0):
                     x[offset + i] = values[position - first + i]
             elif on:
-                draw_tile(stream, law, position // TILE, work, x)
+                draw_tile(stream, source, position // TILE, work, x)
             if len(carries) > 0:
                 for i in range(count if stochastic else 0):
                     bits[offset + i] = np.int32(carries[position - first + i]) & 0xFFFF
@@ -197,16 +196,17 @@ def _update_step(
     noise, t, powers = update.at_step_counter(noise, rule, state.steps)
     kind, numbers = _rule(rule, t, powers)
     like_sum, like_param = like(sums[0].dtype), like(dtype)
-    streams, law, positions = (_NO_NOISE, _NO_NOISE), law_of("gaussian"), [0] * count
+    (words, source), positions = source_of(None, None, "gaussian"), [0] * count
     per_units, steps = [0.0] * count, [_numbers.rounded(gradient_scale, dtype)] * count
     stochastic = noise is not None and sums[0].dtype is dtype
-    ahead = _NO_DRAWS
+    ahead, rounding, draws = _NO_DRAWS, NO_STREAM, None if noise is None else noise.draws
     if noise is not None:
-        noise = AHEAD.of_update(noise, sums, bits=False)
-        ahead = _in_memory(noise.draws)
-        rounding = noise.rounding
-        streams = words_of(noise.stream), _NO_NOISE if rounding is None else words_of(rounding)
-        law, positions = law_of(noise.distribution), list(noise.positions)
+        if draws is not None and draws.in_memory:
+            ahead, draws = _in_memory(draws), None
+        if noise.rounding is not None:
+            rounding = words_of(noise.rounding)
+        words, source = source_of(draws, noise.stream, noise.distribution)
+        positions = list(noise.positions)
         per_units = [_numbers.per_unit(scale, dtype) for scale in noise.scales]
         steps = [_numbers.step(scale, gradient_scale, dtype) for scale in noise.scales]
     states = [state.buffers[name] for name in rule.buffer_names()]
@@ -219,7 +219,7 @@ def _update_step(
     tiles = int((-(-sizes // TILE)).sum())
 
     def part(_: int, begin: int, end: int) -> int:
-        given = kind, floats[0], streams, law, ahead, on, items, (like_sum, like_param)
+        given = kind, floats[0], (words, rounding), source, ahead, on, items, (like_sum, like_param)
         return _update(*given, begin, end)
 
     bad = sum(in_parts(tiles, team_of(tiles, _GRAIN), part))
@@ -229,10 +229,8 @@ def _update_step(
     return bad
 
 
-def _in_memory(draws: update.Draws | None) -> tuple[Array, Array, int]:
+def _in_memory(draws: update.Draws) -> tuple[Array, Array, int]:
     """Return draws that are in memory, their rounding bits, and the position of the first."""
-    if draws is None:
-        return _NO_DRAWS
     bits = _NO_DRAWS[1] if draws.rounding is None else draws.rounding.numpy()
     return draws.values.numpy(), bits, draws.first
 

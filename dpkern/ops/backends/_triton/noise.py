@@ -14,10 +14,10 @@ from ... import noise
 from ..._draws import Draws
 from .. import _numbers, _rounding
 from .._ahead import Ahead
-from . import chacha, lattice
+from . import chacha, lattice, sources
 from .lattice import programs, tiles_of, tiles_per_program
 from .launch import at, launch, number
-from .sources import BLOCK, source_draws
+from .sources import BLOCK
 
 _BLOCKS = 128  # of the cipher in a program
 REGISTERS = 128
@@ -40,24 +40,26 @@ def keystream_kernel(
         tl.store(out + 16 * block + i, words[i].to(tl.int32, bitcast=True), mask=block < n)
 
 
-@triton.jit(do_not_specialize=["first", "skip", "n", *chacha.STREAM])
+@triton.jit(do_not_specialize=["first", "skip", "n", *chacha.STREAM, *sources.READ])
 def draws_kernel(
     out,
     table,
     key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
     rounds: tl.int32,
+    entries: tl.int64, start: tl.int64, shift: tl.int32,
     first: tl.int64,
     skip: tl.int32,
     n: tl.int64,
+    SOURCE: tl.constexpr,
     LAW: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
-    start = lattice.first_index(tile, lane, skip)
-    x = lattice.draws(stream, table, first + tile, lane, LAW)
+    begin = lattice.first_index(tile, lane, skip)
+    x = sources.draws(stream, table, entries, start, shift, first + tile, lane, SOURCE, LAW)
     for k in tl.static_range(32):
-        index = start + 16 * k
+        index = begin + 16 * k
         tl.store(out + index, x[k], mask=(index >= 0) & (index < n))
 
 
@@ -80,7 +82,7 @@ def _release(values, out, index, inside, x, carry, per_unit, unit):
 
 
 @triton.jit(do_not_specialize=[
-    "first", "skip", "n", "per_unit", "unit", *chacha.STREAM, *chacha.ROUNDING
+    "first", "skip", "n", "per_unit", "unit", *chacha.STREAM, *sources.READ, *chacha.ROUNDING
 ])  # fmt: skip
 def release_kernel(
     values,
@@ -89,6 +91,7 @@ def release_kernel(
     table,
     key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
     rounds: tl.int32,
+    entries: tl.int64, start: tl.int64, shift: tl.int32,
     r_key0: tl.int64, r_key1: tl.int64, r_key2: tl.int64, r_key3: tl.int64, r_nonce: tl.int64,
     r_rounds: tl.int32,
     first: tl.int64,
@@ -96,6 +99,7 @@ def release_kernel(
     n: tl.int64,
     per_unit: tl.int64,
     unit: tl.int64,
+    SOURCE: tl.constexpr,
     LAW: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
@@ -106,14 +110,14 @@ def release_kernel(
     FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
-    start = lattice.first_index(tile, lane, skip)
-    x = lattice.draws(stream, table, first + tile, lane, LAW)
+    begin = lattice.first_index(tile, lane, skip)
+    x = sources.draws(stream, table, entries, start, shift, first + tile, lane, SOURCE, LAW)
     unusable = tl.zeros(lane.shape, tl.int32)
     if FLOATS:
         rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
         bits = lattice.rounding_bits(rounding, first + tile, lane)
     for k in tl.static_range(32):
-        index = start + 16 * k
+        index = begin + 16 * k
         inside = (index >= 0) & (index < n)
         carry = bits[k] if FLOATS else 0
         unusable += _release(values, out, index, inside, x[k], carry, per_unit, unit)
@@ -160,11 +164,11 @@ def release(
 ) -> None:
     """Add noise to ``values`` from ``position`` on; ``out`` may be the same tensor.
 
-    Floats that are not finite count as zero and are added to ``nonfinite``, int64. Draws of a table
-    are written to memory first, and rounding bits with draws that bring none.
+    Floats that are not finite count as zero and are added to ``nonfinite``, int64. Draws in memory
+    that bring no rounding bits have them written there first.
     """
     n = values.numel()
-    if draws is not None:
+    if draws is not None and draws.in_memory:
         stochastic = rounding if values.is_floating_point() else None
         held = _AHEAD.written(draws, position, n, values.device, stochastic)
         bits = held.values if held.rounding is None else held.rounding
@@ -174,6 +178,7 @@ def release(
         launch(release_drawn_kernel, -(-n // BLOCK), values, *given, *numbers, BLOCK=BLOCK)
         return
     first, skip, tiles = tiles_of(position, n)
+    drawn, constants = sources.drawn(draws, stream, distribution, values.device)
     launch(
         release_kernel,
         programs(tiles) if n else 0,
@@ -181,17 +186,16 @@ def release(
         values,
         out,
         nonfinite,
-        lattice.tables(distribution, values.device),
-        *chacha.arguments(stream),
+        *drawn,
         *chacha.arguments(rounding),
         first,
         skip,
         n,
         _numbers.bits(per_unit),
         _numbers.bits(unit),
-        LAW=lattice.LAW_CODES[distribution],
         TILES=tiles_per_program(tiles),
         maxnreg=REGISTERS,
+        **constants,
     )
 
 
@@ -209,29 +213,41 @@ def _keystream(
 
 
 def _lattice_draws(
-    stream: Stream,
+    stream: Stream, *, distribution: str = "gaussian", device: torch.device | str = "cpu", **to: Any
+) -> torch.Tensor:
+    return _made(*sources.drawn(None, stream, distribution, at(device)), device=device, **to)
+
+
+def _source_draws(
+    draws: Draws,
     *,
     position: int,
     count: int,
-    distribution: str = "gaussian",
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    if draws.in_memory:
+        made = draws.at(position, count).to(at(device))
+        return made.to(device) if out is None else out.copy_(made)
+    drawn = sources.drawn(draws, None, "gaussian", at(device))
+    return _made(*drawn, device=device, position=position, count=count, out=out)
+
+
+def _made(
+    drawn: tuple[Any, ...],
+    constants: dict[str, Any],
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return draws in memory."""
     made = torch.empty(count, dtype=torch.int32, device=at(device))
     first, skip, tiles = tiles_of(position, count)
-    launch(
-        draws_kernel,
-        programs(tiles),
-        made,
-        made,
-        lattice.tables(distribution, made.device),
-        *chacha.arguments(stream),
-        first,
-        skip,
-        count,
-        LAW=lattice.LAW_CODES[distribution],
-        TILES=tiles_per_program(tiles),
-    )
+    given = made, *drawn, first, skip, count
+    grid = programs(tiles) if count else 0
+    launch(draws_kernel, grid, made, *given, TILES=tiles_per_program(tiles), **constants)
     return made.to(device) if out is None else out.copy_(made)
 
 
@@ -274,12 +290,13 @@ def _never(*_: Any, **__: Any) -> None:
 
 
 _rounding_bits = _rounding.from_keystream(_keystream)
-_AHEAD = Ahead(source_draws, _rounding_bits)
+_AHEAD = Ahead(_source_draws, _rounding_bits)
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _never),
     ("noise.lattice_draws", _lattice_draws, _never),
     ("noise.rounding_bits", _rounding_bits, _never),
+    ("noise.source_draws", _source_draws, _never),
     ("noise.add_noise", _add_noise, _never),
 )
 """``(op, run, refuse)``."""

@@ -1,6 +1,7 @@
-"""Draws of noise sources, written to memory: tables of samples, and cumulative tables.
+"""Draws in registers: by the law itself, or read from a noise source's table where they are needed.
 
-A cumulative table is read as ``csrc/core/cdt.h`` says: a cipher block serves eight coordinates.
+As in ``lattice``, an element is one lane of one tile and has 32 coordinates. A cumulative table is
+read as ``csrc/core/cdt.h`` says: a cipher block serves eight of them.
 """
 
 from __future__ import annotations
@@ -11,35 +12,37 @@ import torch
 import triton
 import triton.language as tl
 
+from ....base.rng import Stream
 from ... import _cdt
 from ..._draws import CdtDraws, Draws, SampleReads
 from .. import _ahead
 from . import chacha, lattice
-from .launch import INTERPRETED, at, launch
+from .launch import INTERPRETED
 
 GUIDE, EDGE_BITS = tl.constexpr(_cdt.GUIDE), tl.constexpr(_cdt.EDGE_BITS)
 EDGES = tl.constexpr((1 << _cdt.EDGE_BITS) - 1)
 MANY = tl.constexpr(0x7FFFFFFF)
 """All bits of a guide's entry but the one that says that its bucket has several boundaries."""
+INLINE, SAMPLES, BOUNDARIES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Tables of a kernel: the law's, ready-made samples, cumulative probabilities."""
+READ = ("entries", "start", "shift")
+"""The numbers by which a table is read: its samples or boundaries, where position 0 reads."""
 
 BLOCK = (1 << 16) if INTERPRETED else 1024
 """Values of a program that reads memory only."""
 
 
-@triton.jit(do_not_specialize=["entries", "start", "shift", "n"])
-def samples_kernel(
-    table,
-    out,
-    entries: tl.int64,
-    start: tl.int64,
-    shift: tl.int32,
-    n: tl.int64,
-    BLOCK: tl.constexpr,
-):
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < n
-    x = tl.load(table + (start + index) % entries, mask=inside, other=0).to(tl.int32)
-    tl.store(out + index, x << shift, mask=inside)
+@triton.jit
+def _samples(table, entries, start, shift, tile, lane):
+    """Read round and round: 16 coordinates further is 16 entries further."""
+    at = (start + tile * lattice.TILE + lane) % entries
+    step = lattice.LANES % entries
+    x = ()
+    for _ in tl.static_range(32):
+        x += (tl.load(table + at).to(tl.int32) << shift,)  # type: ignore[assignment]
+        at += step
+        at = tl.where(at < entries, at, at - entries)
+    return x
 
 
 @triton.jit
@@ -90,31 +93,15 @@ def _value(magnitude, own, LAW: tl.constexpr):
     return cell + ((own & 0x3FFF) + offset).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["count", "first", "skip", "n", *chacha.STREAM])
-def cdt_kernel(
-    words,
-    out,
-    key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
-    rounds: tl.int32,
-    count: tl.int64,
-    first: tl.int64,
-    skip: tl.int32,
-    n: tl.int64,
-    LAW: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
-    """Write the draws of these tiles, 64 cipher blocks each."""
-    stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
-    element = tl.arange(0, 64 * TILES)
-    tile, block = tl.program_id(0).to(tl.int64) * TILES + element // 64, element % 64
-    w = chacha.blocks(stream, (first + tile) * 64 + block)
-    in_tile = 128 * (block // 16) + block % 16  # its coordinate 0; coordinate k is 16 k further
-    start = lattice.first_index(tile, in_tile, skip)
+@triton.jit
+def _eight(words, count, stream, tile, lane, GROUP: tl.constexpr, LAW: tl.constexpr):
+    """Return X at the eight coordinates ``128 GROUP + 16 k + lane``, of one cipher block."""
+    w = chacha.blocks(stream, tile * 64 + lattice.LANES * GROUP + lane)
     magnitudes = ()
-    undecided = tl.zeros(block.shape, tl.uint32)  # bit k: coordinate k
+    undecided = tl.zeros(lane.shape, tl.uint32)  # bit k: coordinate k
     for k in tl.static_range(8):
         head = w[2 * k + 1]
-        entry = _word(words, (head >> EDGE_BITS).to(tl.int32), block < 64)
+        entry = tl.load(words + (head >> EDGE_BITS).to(tl.int32)).to(tl.uint32, bitcast=True)
         low, edge = head & EDGES, entry & EDGES
         beyond = (low > edge).to(tl.uint32)
         magnitudes += (((entry & MANY) >> EDGE_BITS) + beyond,)  # type: ignore[assignment]
@@ -122,64 +109,58 @@ def cdt_kernel(
     # One of each block at a time: as rare as two boundaries within a millionth of all words.
     while tl.max(undecided) != 0:
         lowest = undecided & (~undecided + 1)
-        head, place = tl.zeros(block.shape, tl.uint32), tl.zeros(block.shape, tl.int32)
+        head, place = tl.zeros(lane.shape, tl.uint32), tl.zeros(lane.shape, tl.int32)
         for k in tl.static_range(8):
             head = tl.where(lowest == (1 << k), w[2 * k + 1], head)
             place = tl.where(lowest == (1 << k), k, place)
-        position = (first + tile) * lattice.TILE + in_tile + 16 * place
+        position = tile * lattice.TILE + 128 * GROUP + 16 * place + lane
         found = _search(words, count, stream, position, head, lowest != 0)
         moved = ()
         for k in tl.static_range(8):
             moved += (tl.where(lowest == (1 << k), found, magnitudes[k]),)  # type: ignore[assignment]
         magnitudes = moved
         undecided ^= lowest
+    x = ()
     for k in tl.static_range(8):
-        index = start + 16 * k
-        x = _value(magnitudes[k], w[2 * k], LAW)
-        tl.store(out + index, x, mask=(index >= 0) & (index < n))
+        x += (_value(magnitudes[k], w[2 * k], LAW),)  # type: ignore[assignment]
+    return x
 
 
-def source_draws(
-    draws: Draws,
-    *,
-    position: int,
-    count: int,
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    place = at(device)
-    if draws.in_memory:
-        made = draws.at(position, count).to(place)
-        return made.to(device) if out is None else out.copy_(made)
-    made = torch.empty(count, dtype=torch.int32, device=place)
-    held = draws.values.to(place)
-    if isinstance(draws, SampleReads):
-        read = _ahead.reads(draws, position).values()
-        launch(samples_kernel, -(-count // BLOCK), made, held, made, *read, count, BLOCK=BLOCK)
+@triton.jit
+def draws(
+    stream, table, entries, start, shift, tile, lane, SOURCE: tl.constexpr, LAW: tl.constexpr
+):
+    """Return X at the 32 coordinates of these lanes (absolute tile numbers), int32."""
+    if SOURCE == SAMPLES:
+        return _samples(table, entries, start, shift, tile, lane)
+    elif SOURCE == BOUNDARIES:
+        return (
+            _eight(table, entries, stream, tile, lane, 0, LAW)
+            + _eight(table, entries, stream, tile, lane, 1, LAW)
+            + _eight(table, entries, stream, tile, lane, 2, LAW)
+            + _eight(table, entries, stream, tile, lane, 3, LAW)
+        )
+    else:
+        return lattice.draws(stream, table, tile, lane, LAW)
+
+
+def drawn(
+    draws: Draws | None, stream: Stream, distribution: str, device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a kernel's table, stream and numbers of its draws, and its constants for them.
+
+    Draws that are in memory already are read by other kernels.
+    """
+    source, read = INLINE, (0, 0, 0)
+    of: Stream | None = stream
+    if draws is None:
+        table = lattice.tables(distribution, device)
+    elif isinstance(draws, SampleReads):
+        source, of, distribution = SAMPLES, None, "gaussian"  # the table knows no law
+        table, read = draws.values.to(device), tuple(_ahead.reads(draws, 0).values())
     else:
         assert isinstance(draws, CdtDraws)
-        stream, law, boundaries = _ahead.look_ups(draws)
-        first, skip, tiles = lattice.tiles_of(position, count)
-        launch(
-            cdt_kernel,
-            lattice.programs(tiles) if count else 0,
-            made,
-            held,
-            made,
-            *chacha.arguments(stream),
-            boundaries,
-            first,
-            skip,
-            count,
-            LAW=lattice.LAW_CODES[law],
-            TILES=lattice.tiles_per_program(tiles),
-        )
-    return made.to(device) if out is None else out.copy_(made)
-
-
-def _never(*_: Any, **__: Any) -> None:
-    return None
-
-
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("noise.source_draws", source_draws, _never),)
-"""``(op, run, refuse)``."""
+        of, distribution, boundaries = _ahead.look_ups(draws)
+        source, table, read = BOUNDARIES, draws.values.to(device), (boundaries, 0, 0)
+    constants = {"SOURCE": source, "LAW": lattice.LAW_CODES[distribution]}
+    return (table, *chacha.arguments(of), *read), constants

@@ -35,11 +35,10 @@ from ...spectral._whitened_plan import whitened_plan
 from ...spectral.whitened_bins import PlanArguments, from_above, plan_arguments
 from .. import _device_spectral
 from .._spectra import room
-from .circulant import (
+from .frequencies import (
     filled,
     frequency_kernel,
     led_back,
-    scaled,
     share,
     sides_of,
     sums_of,
@@ -47,6 +46,7 @@ from .circulant import (
 )
 from .launch import INTERPRETED, launch
 from .operands import MULTIPLE, product
+from .scaled import scaled
 
 LARGEST = 64
 """Values on an axis of the largest grid; larger ones take the library's transforms."""

@@ -24,7 +24,7 @@ from ... import noise as noise_ops
 from ... import update
 from ..._count import Count, known
 from .. import _launch_update, _numbers, _tables
-from . import chacha, lattice
+from . import chacha, lattice, sources
 from .launch import launch, number
 from .noise import REGISTERS, release
 
@@ -144,14 +144,15 @@ def update_kernel(
     _apply(param, state1, state2, index, inside, gradient, numbers, RULE)
 
 
-@triton.jit(do_not_specialize=["count", *chacha.STREAM, *chacha.ROUNDING, *NUMBERS])
+@triton.jit(do_not_specialize=["count", *chacha.STREAM, *sources.READ, *chacha.ROUNDING, *NUMBERS])
 def noised_update_kernel(
-    table,
     tasks,
     nonfinite,
     count: tl.int64,
+    table,
     key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
     rounds: tl.int32,
+    entries: tl.int64, start: tl.int64, shift: tl.int32,
     r_key0: tl.int64, r_key1: tl.int64, r_key2: tl.int64, r_key3: tl.int64, r_nonce: tl.int64,
     r_rounds: tl.int32,
     a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
@@ -159,6 +160,7 @@ def noised_update_kernel(
     T: tl.constexpr,
     S: tl.constexpr,
     RULE: tl.constexpr,
+    SOURCE: tl.constexpr,
     LAW: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
@@ -174,16 +176,16 @@ def noised_update_kernel(
     lanes = tl.arange(0, lattice.LANES * TILES)
     tile, lane = lanes // lattice.LANES, lanes % lattice.LANES
     tile += (program - tl.load(task + FIRST)) * TILES
-    start = lattice.first_index(tile, lane, position % lattice.TILE)
+    begin = lattice.first_index(tile, lane, position % lattice.TILE)
     tile += position // lattice.TILE
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
-    x = lattice.draws(stream, table, tile, lane, LAW)
+    x = sources.draws(stream, table, entries, start, shift, tile, lane, SOURCE, LAW)
     unusable = tl.zeros((lane.shape[0], 8), tl.int32)
     if FLOATS:
         rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
         bits = lattice.rounding_bits(rounding, tile, lane)
     for first in tl.static_range(0, 32, 8):
-        index = start[:, None] + lattice.LANES * (first + tl.arange(0, 8))[None, :]
+        index = begin[:, None] + lattice.LANES * (first + tl.arange(0, 8))[None, :]
         inside = (index >= 0) & (index < size)
         v = tl.load(total + index, mask=inside, other=0)
         drawn = lattice.side_by_side(x, first)
@@ -282,7 +284,7 @@ def _step(
     code, numbers = _rule(rule, state.steps + 1, dtype)
     buffers = [state.buffers[name] for name in rule.buffer_names()]
     nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
-    if noise is not None and noise.draws is not None:
+    if noise is not None and noise.draws is not None and noise.draws.in_memory:
         sums = _released(params, sums, noise, gradient_scale, nonfinite)
         noise, gradient_scale = None, 1.0
     tasks, pieces = _launch_update.tasks_of(params, sums, buffers, gradient_scale, noise)
@@ -296,11 +298,11 @@ def _step(
         meta |= {"BLOCK": int(layouts.UPDATE_PIECE), "warps": 8}
         launch(update_kernel, programs, table, *given, *numbers, **meta)
     else:
-        meta |= {"S": _TYPES[sums[0].dtype], "LAW": lattice.LAW_CODES[noise.distribution]}
-        meta |= {"TILES": each, "maxnreg": REGISTERS if dtype is torch.float32 else 255}
-        given += *chacha.arguments(noise.stream), *chacha.arguments(noise.rounding), *numbers
-        law = lattice.tables(noise.distribution, device)
-        launch(noised_update_kernel, programs, table, law, *given, **meta)
+        drawn, constants = sources.drawn(noise.draws, noise.stream, noise.distribution, device)
+        meta |= constants | {"S": _TYPES[sums[0].dtype], "TILES": each}
+        meta["maxnreg"] = REGISTERS if dtype is torch.float32 else 255
+        given += *drawn, *chacha.arguments(noise.rounding), *numbers
+        launch(noised_update_kernel, programs, table, *given, **meta)
     increment_version(params)
     state.steps += 1
     return known(nonfinite[0])
