@@ -96,9 +96,14 @@ class Occasions:
         """Whether a pass with these flags, in the present combination, has been probed."""
         return hash((self.combination, recording, given)) in self._known
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the next training pass is due for no secret probe."""
+        return self._gap > 1
+
     def count_pass(self) -> bool:
         """Count a training pass in which nothing has changed; False if it is due for a probe."""
-        if self._gap <= 1:
+        if not self.may_pass:
             return False
         self._gap -= 1
         return True
