@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..base.errors import DPKernError, InvalidInput, PrivacyError
+from ..base.errors import DPKernError, InvalidInput
 from ..ops.clip import ClipResult
 from ..privacy.mechanisms import Plan
 from ..step.graphs import Recording

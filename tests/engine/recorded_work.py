@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dpkern.engine import step_graph
-from dpkern.ops.backends import _device, _tables, cuda
+from dpkern.ops.backends import _device, _tables
+from dpkern.ops.backends.cuda import ModuleLauncher
 from tests.engine.device_path import Driver
 
 WAITS = frozenset("_local_scalar_dense nonzero equal is_nonzero masked_select lift_fresh".split())
@@ -75,7 +76,7 @@ class RecordedWork(TorchDispatchMode):
         """Note launches of our kernels without running them: their tables are not written yet."""
         from triton.runtime import interpreter
 
-        interpret, start = interpreter.InterpretedFunction.run, cuda.ModuleLauncher.start
+        interpret, start = interpreter.InterpretedFunction.run, ModuleLauncher.start
 
         def interpreted(kernel: Any, *args: Any, **named: Any) -> None:
             self._launches.append(lambda: interpret(kernel, *args, **named))
@@ -85,7 +86,7 @@ class RecordedWork(TorchDispatchMode):
             return 0
 
         patch.setattr(interpreter.InterpretedFunction, "run", interpreted)
-        patch.setattr(cuda.ModuleLauncher, "start", started)
+        patch.setattr(ModuleLauncher, "start", started)
         patch.setattr(Driver, "start", started)
         yield
 

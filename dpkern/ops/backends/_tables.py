@@ -165,7 +165,7 @@ _late: LateTables | None = None
 @contextmanager
 def written_late() -> Iterator[LateTables]:
     """Let the recording of this block use tables that nobody has copied to the device before."""
-    global _late  # noqa: PLW0603
+    global _late
     before, _late = _late, LateTables()
     try:
         yield _late
