@@ -264,8 +264,9 @@ def markdown(
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
-        "Steps on devices are not replayed. `TRITON_INTERPRET=1 python -m benchmarks device-host` "
-        "makes this file.",
+        "Columns with a graph are of `graphs.StepGraph`: passes and sums are one launch, for which "
+        "nothing is counted here, and the release is Python. `TRITON_INTERPRET=1 python -m "
+        "benchmarks device-host` makes this file.",
         "",
         *_table(rows, columns),
     ]

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _FIRST = 3
 """Steps before the recording: kernels are compiled and loaded in them."""
 
+_LOOKS = 4
+"""Steps in a row at which the guards may look before there is a recording."""
+
 
 class StepGraph:
     """A CUDA graph of a private step's passes and clipped sums.
@@ -91,6 +94,11 @@ class StepGraph:
         self.reason = self._why_not()
         if self.reason:
             self._before += 1
+            if self._recording is None and self._before > _FIRST + _LOOKS:
+                raise _unfit(
+                    "a module that takes several tensors or changes itself, whose passes have to "
+                    "run because the guards look at each"
+                )
             loss = self._loss(self._capture.module, *batch)
             loss.backward()  # type: ignore[no-untyped-call]
             self._adapter.optimizer.step()

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import gpu, gpu_bits, gpu_first, gpu_models, gpu_smoke, gpu_tiles, gpu_time
 from dpkern.ops.backends import _kernels, _triton
 from tests.engine.device_path import Calls, Driver, device_path, needs_emulation
+from tests.engine.recorded_work import recorded
 
 pytestmark = [pytest.mark.slow, needs_emulation]
 
@@ -90,6 +91,15 @@ def test_every_model_takes_its_steps_without_the_reference(
     assert all(row["of non-private"] > 0 for row in private)
     assert sum("predicted" in row for row in private) == len(gpu_models.PREDICTED)
     assert calls.of("reference") == []
+
+
+def test_a_recorded_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_time, "ROUNDS", 1)
+    where = gpu_time.setting("", SMALL)
+    (task,) = (task for task in gpu_models.tasks(where) if task.name == "lstm")
+    with device_path(), recorded():
+        row = gpu_models.measured(gpu_models.variants("lstm")["dpkern as a graph"], task, where)
+    assert min(row["ms"], row["backward ms"], row["host ms"]) > 0
 
 
 def test_a_part_that_fails_is_noticed(

@@ -325,6 +325,27 @@ def test_steps_that_no_graph_holds_are_refused(options: dict[str, Any], reason: 
         Run(**options)
 
 
+class Scaled(nn.Module):
+    """A module of two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.last(x.mean(1)) * scale[:, None]
+
+
+def test_a_module_that_the_guards_always_look_at_is_refused() -> None:
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module(x, y), y)
+
+    run = Run(loss, Scaled)
+    run.steps(FIRST + step_graph._LOOKS)
+    with pytest.raises(InvalidInput, match="several tensors"):
+        run.step()
+
+
 def test_parameters_on_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_graph, "_on_device", lambda parameter: parameter.is_cuda)
     with pytest.raises(InvalidInput, match="on the CPU"):

@@ -159,7 +159,7 @@ class LateTables:
 
 
 _late: LateTables | None = None
-"""Whoever records now; backward passes on devices run in threads of their own."""
+"""The tables of the recording that runs now, in every thread: backward passes have their own."""
 
 
 @contextmanager
