@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpkern
+from dpkern.engine import step_graph
 from dpkern.ops import update
 from dpkern.step import graphs as step_graphs
 
@@ -86,34 +87,20 @@ def loss_of(out: Tensor) -> Tensor:
 def measured(name: str, rounds: int) -> dict[str, Any]:
     """Return a model's launches, and microseconds of a step with and without privacy."""
     from tests.engine.device_path import Driver
+    from tests.engine.recorded_work import recorded
 
     model = MODELS[name]
     torch.manual_seed(0)
-    x, plain, private, driver = model.batch(), model.build(), model.build(), Driver()
+    x, plain, driver = model.batch(), model.build(), Driver()
     usual = torch.optim.AdamW(plain.parameters(), lr=1e-3)
-    with driver.on():
-        engine = dpkern.PrivacyEngine()
-        private, optimizer, loader = engine.make_private(
-            module=private,
-            optimizer=torch.optim.AdamW(private.parameters(), lr=1e-3),
-            data_loader=torch.utils.data.DataLoader(
-                torch.utils.data.TensorDataset(x), batch_size=ROWS
-            ),
-            sampling="fixed",
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            unsafe_seed=1,
-            arithmetic="float",
-        )
-        engine.capture.guard._occasions.gap = 1 << 60  # no secret probe by chance
-
-        def step() -> float:
-            (given,) = next(iter(loader))
-            optimizer.zero_grad()
-            started = time.thread_time()
-            loss_of(private(given)).backward()
-            optimizer.step()
-            return time.thread_time() - started
+    with driver.on(), recorded():
+        step, _ = _private(model, x)
+        graphed, engine = _private(model, x)
+        graph = step_graph.StepGraph(engine, lambda module, given: loss_of(module(given)))
+        while not graph.replays:
+            graphed(graph)
+        assert graph._recording is not None
+        graph._recording.replay = lambda: None  # type: ignore[method-assign]
 
         def plain_step() -> float:
             usual.zero_grad()
@@ -127,9 +114,14 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
         driver.launches.clear()
         step()
         launches: Counter[str] = Counter(driver.launches)
+        driver.launches.clear()
+        graphed(graph)
+        beside = driver.launches.total()
         driver.starts = False
-        times = [(step(), plain_step()) for _ in range(rounds)]
-    with_privacy, without = (1e6 * statistics.median(each) for each in zip(*times, strict=True))
+        times = [(step(), plain_step(), graphed(graph)) for _ in range(rounds)]
+    with_privacy, without, replayed = (
+        1e6 * statistics.median(each) for each in zip(*times, strict=True)
+    )
     parameters = len(list(plain.parameters()))
     return {
         "model": model.title,
@@ -140,7 +132,40 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
         "private us": with_privacy,
         "added us": with_privacy - without,
         "added us per parameter": (with_privacy - without) / parameters,
+        "launches beside the graph": beside,
+        "us as a graph": replayed,
+        "added us per parameter as a graph": (replayed - without) / parameters,
     }
+
+
+def _private(model: Model, x: Tensor) -> tuple[Callable[..., float], dpkern.PrivacyEngine]:
+    """Return a private step of a new model, given a graph or none, which tells its time."""
+    module: Any = model.build()
+    engine = dpkern.PrivacyEngine()
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.AdamW(module.parameters(), lr=1e-3),
+        data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=ROWS),
+        sampling="fixed",
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        unsafe_seed=1,
+        arithmetic="float",
+    )
+    engine.capture.guard._occasions.gap = 1 << 60  # no secret probe by chance
+
+    def step(graph: step_graph.StepGraph | None = None) -> float:
+        (given,) = next(iter(loader))
+        optimizer.zero_grad()
+        started = time.thread_time()
+        if graph is None:
+            loss_of(module(given)).backward()
+            optimizer.step()
+        else:
+            graph.step(given)
+        return time.thread_time() - started
+
+    return step, engine
 
 
 class Recording:
@@ -239,8 +264,9 @@ def markdown(
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
-        "Steps on devices are not replayed. `TRITON_INTERPRET=1 python -m benchmarks device-host` "
-        "makes this file.",
+        "Columns with a graph are of `graphs.StepGraph`: passes and sums are one launch, for which "
+        "nothing is counted here, and the release is Python. `TRITON_INTERPRET=1 python -m "
+        "benchmarks device-host` makes this file.",
         "",
         *_table(rows, columns),
     ]

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import dpkern
+from dpkern.graphs import StepGraph
 from dpkern.reports.networks import ResNet, TransformerLayer
 
 from .gpu_time import Setting, attempt, exit_code, keep, milliseconds, setting
-from .step_cases import VARIANTS, Runner, private, quiet
+from .step_cases import VARIANTS, Prepared, Runner, private, quiet
 from .step_models import Task
 
 
@@ -164,7 +166,7 @@ def tasks(where: Setting) -> list[Task]:
 
 MANY = ("decoder 8 50257", "resnet18")
 """Models that are measured in every variant; of the others, those of ``FEW``."""
-FEW = ("torch fused", "dpkern", "dpkern keep 0")
+FEW = ("torch fused", "dpkern", "dpkern as a graph", "dpkern keep 0")
 
 
 PREDICTED = {
@@ -183,12 +185,41 @@ def predicted(name: str) -> dict[str, float]:
     return {"predicted": ratios[PREDICTED[name]]} if name in PREDICTED else {}
 
 
+class WholeStep:
+    """What stands for the loss of a recorded step: its backward pass is the step."""
+
+    def __init__(self, graph: StepGraph, batch: Sequence[Tensor]) -> None:
+        self.graph, self.batch = graph, batch
+
+    def backward(self) -> None:
+        """Take the step."""
+        self.graph.step(*self.batch)
+
+
+def graphed(task: Task, lr: float) -> Prepared:
+    """Make dpkern's step with passes and sums as a CUDA graph; the first steps run without it."""
+    engine = dpkern.PrivacyEngine()
+    prepared = private(task, lr, engine=engine, arithmetic="float")
+
+    def begin(noise: float) -> Runner:
+        runner = prepared.begin(noise)
+        criterion = nn.CrossEntropyLoss()
+        graph = StepGraph(engine, lambda model, x, y: task.loss(criterion, model(x), y))
+        while not graph.replays:
+            graph.step(*runner.hand_out())
+        runner.loss, runner.update = partial(WholeStep, graph), lambda: None
+        return runner
+
+    return Prepared(prepared.model, begin)
+
+
 def variants(name: str = MANY[0]) -> dict[str, Callable[..., Any]]:
     """Return a model's variants: non-private training, dpkern, and Opacus."""
+    held: dict[str, Callable[..., Any]] = {**VARIANTS, "dpkern as a graph": graphed}
     if name not in MANY:
-        return {variant: VARIANTS[variant] for variant in FEW}
+        return {variant: held[variant] for variant in FEW}
     names = ["torch foreach", *FEW, "Opacus hooks", "Opacus ghost"]
-    chosen: dict[str, Callable[..., Any]] = {name: VARIANTS[name] for name in names}
+    chosen = {name: held[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
     return chosen
 

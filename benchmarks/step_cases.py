@@ -139,7 +139,14 @@ def non_private(task: Task, lr: float, *, compiled: bool = False, **options: boo
     return Prepared(model, lambda noise: _runner(task, called, optimizer, loader))
 
 
-def private(task: Task, lr: float, *, compiled: bool = False, **options: Any) -> Prepared:
+def private(
+    task: Task,
+    lr: float,
+    *,
+    compiled: bool = False,
+    engine: dpkern.PrivacyEngine | None = None,
+    **options: Any,
+) -> Prepared:
     """Make dpkern's step with flat clipping."""
     model = task.model()
     called = torch.compile(model) if compiled else model
@@ -147,7 +154,7 @@ def private(task: Task, lr: float, *, compiled: bool = False, **options: Any) ->
     loader = _loader(task)
 
     def begin(noise: float) -> Runner:
-        made = dpkern.PrivacyEngine().make_private(
+        made = (engine or dpkern.PrivacyEngine()).make_private(
             module=called,
             optimizer=optimizer,
             data_loader=loader,

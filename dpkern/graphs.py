@@ -1,5 +1,6 @@
-"""The public name of ``dpkern.step.graphs``: updates recorded in CUDA graphs."""
+"""The public names of recorded steps and updates: CUDA graphs of them."""
 
+from .engine.step_graph import StepGraph
 from .step.graphs import UpdateGraph
 
-__all__ = ["UpdateGraph"]
+__all__ = ["StepGraph", "UpdateGraph"]

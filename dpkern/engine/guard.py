@@ -20,6 +20,7 @@ from .provenance.statistic import READ
 from .replaced_rows import tensors_of
 from .snapshot import Snapshot
 from .state import StateGuard
+from .table_entries import TableEntries
 from .uncompiled import nothing_compiled
 
 if TYPE_CHECKING:
@@ -88,6 +89,21 @@ class ForwardGuard:
         """Stop guarding forward passes."""
         self._attached = False
         self.state.detach()
+
+    def expects_nothing(self) -> bool:
+        """Whether the next pass with gradients finds everything as the last and is not probed."""
+        quick = None if self._uniform else self.state.quick
+        watched = self._attached and not self._is_paused and not self.capture._public
+        return watched and quick is not None and self._occasions.gap > 1 and quick.before()
+
+    def count_replay(self) -> None:
+        """Count a pass that is replayed, of which ``expects_nothing`` holds."""
+        self._occasions.gap -= 1
+
+    @property
+    def seen_entries(self) -> TableEntries | None:
+        """The tables of the module and its parts, with what the last pass has found in them."""
+        return self._occasions.seen_entries
 
     @contextmanager
     def paused(self) -> Iterator[None]:

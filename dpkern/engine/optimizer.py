@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..base.errors import InvalidInput, PrivacyError, PrivacyWarning
+from ..ops.clip import ClipResult
 from ..privacy.mechanisms import Mechanism, Plan
 from ..step.checks import SCHEDULED
 from ..step.step import DPStep
@@ -178,13 +179,35 @@ class OptimizerAdapter:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._take_step(self._close)
+        return loss
+
+    def step_with(self, sums: ClipResult) -> None:
+        """Take the step of the current samples, whose clipped sums a recording has made.
+
+        The next replay overwrites them, so that a step which waits for more samples gets a copy.
+
+        Raises:
+            PrivacyError: as ``step``.
+        """
+
+        def close() -> None:
+            self.capture.check_closed()
+            alone = self.batches.final and self.dp_step.sums is None
+            held = sums if alone else replace(sums, sums=tuple(t.clone() for t in sums.sums))
+            self.dp_step.add(sum=held)
+
+        self._take_step(close)
+
+    def _take_step(self, close: Callable[[], None]) -> None:
+        """Let ``close`` add the sums of the current samples; release a whole logical batch."""
         self.batches.check_step()
         recording = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # torch.no_grad() in a tenth of its time
         try:
             with without_torch_function():
                 self._check_parameters()
-                self._close()
+                close()
                 if self.batches.final:
                     self._release()
         finally:
@@ -192,7 +215,6 @@ class OptimizerAdapter:
         self.capture.loss_scale = 1.0
         self.batches.step_taken()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        return loss
 
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""

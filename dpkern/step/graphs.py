@@ -20,7 +20,7 @@ from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Purpose
 from ..ops import update
-from ..ops.backends import cuda
+from ..ops.backends import _tables, cuda
 from . import sums as summing
 from .checks import check_per_sample
 from .noise import noise_of
@@ -45,8 +45,11 @@ class Recording:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             self._held = prepare()
-        with torch.cuda.graph(self._graph, stream=stream):
-            self.results = work()
+        with _tables.written_late() as tables:
+            with torch.cuda.graph(self._graph, stream=stream):
+                self.results = work()
+            tables.write()
+        self._held = self._held, tables
 
     def replay(self) -> None:
         """Run the work on the current stream."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 from benchmarks import gpu, gpu_bits, gpu_first, gpu_models, gpu_smoke, gpu_tiles, gpu_time
-from tests.engine.device_path import Calls, device_path, needs_emulation
+from dpkern.ops.backends import _kernels, _triton
+from tests.engine.device_path import Calls, Driver, device_path, needs_emulation
+from tests.engine.recorded_work import recorded
 
 pytestmark = [pytest.mark.slow, needs_emulation]
 
@@ -26,9 +30,30 @@ def rehearsed(main: Main, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict
     return rows, calls
 
 
-@pytest.mark.parametrize(
-    "main", [gpu_smoke.main, gpu.main, gpu_bits.main], ids=lambda m: m.__module__
-)
+def test_first_contact_launches_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it leaves out, no memory or race checker sees."""
+    driver = Driver()
+    with driver.on():
+        assert gpu_smoke.main(SMALL) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line[0] == "{"]
+    assert [row for row in rows if "failed" in row] == []
+    assert {row["backend"] for row in rows if "not here" not in row} == {"cuda", "triton"}
+    held = vars(_kernels).values()
+    cuda = {kernel.name for kernel in held if isinstance(kernel, _kernels.CudaKernel)}
+    assert cuda - driver.launches.keys() == set()
+    assert triton_kernels() - driver.launches.keys() == set()
+
+
+def triton_kernels() -> set[str]:
+    """Names of all kernels of Triton."""
+    found = set()
+    for each in iter_modules(_triton.__path__):
+        module = import_module(f"{_triton.__name__}.{each.name}")
+        found |= {name for name in vars(module) if name.endswith("_kernel")}
+    return found
+
+
+@pytest.mark.parametrize("main", [gpu.main, gpu_bits.main], ids=lambda m: m.__module__)
 def test_ops_run_on_both_backends(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
     rows, _ = rehearsed(main, capsys)
     shown = [row for row in rows if "not here" not in row]
@@ -66,6 +91,15 @@ def test_every_model_takes_its_steps_without_the_reference(
     assert all(row["of non-private"] > 0 for row in private)
     assert sum("predicted" in row for row in private) == len(gpu_models.PREDICTED)
     assert calls.of("reference") == []
+
+
+def test_a_recorded_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_time, "ROUNDS", 1)
+    where = gpu_time.setting("", SMALL)
+    (task,) = (task for task in gpu_models.tasks(where) if task.name == "lstm")
+    with device_path(), recorded():
+        row = gpu_models.measured(gpu_models.variants("lstm")["dpkern as a graph"], task, where)
+    assert min(row["ms"], row["backward ms"], row["host ms"]) > 0
 
 
 def test_a_part_that_fails_is_noticed(

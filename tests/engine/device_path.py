@@ -18,7 +18,7 @@ import torch
 
 from dpkern.base import dispatch
 from dpkern.engine import per_sample_gradients
-from dpkern.ops import testing
+from dpkern.ops import direct, testing
 from dpkern.ops.backends import _launch, cuda
 from dpkern.ops.backends._start import Device
 
@@ -116,6 +116,7 @@ def device_path(without: str = "", *, watched: bool = True) -> Iterator[Calls]:
         patch.setattr(torch.Tensor, "is_cpu", property(lambda _: False), raising=False)
         patch.setitem(dispatch.PREFERENCE, "cpu", ORDER)
         patch.setattr(per_sample_gradients, "KEPT_IN_16_BITS", {"cpu"})
+        patch.setattr(direct, "sum_positions", lambda _: None)  # a kernel of the CPU
         with (
             dispatch.replaced("cuda", [row for row in _emulated_cuda() if row[0] != without]),
             dispatch.replaced("triton", [row for row in interpreted if row[0] != without]),

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 from dpkern.base.rng import Purpose
+from dpkern.graphs import StepGraph
 from dpkern.ops import noise
 from dpkern.ops.testing import KEY
 
@@ -101,6 +102,37 @@ class TestOnADevice:
             torch.cuda.synchronize()
             with waiting_refused():
                 run.step(batch)
+
+    def test_a_recorded_step_is_the_step(self) -> None:
+        def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(module(x), y)
+
+        found = []
+        for recorded in (False, True):
+            torch.manual_seed(0)
+            model, engine = nn.Linear(6, 3).cuda(), dpkern.PrivacyEngine()
+            data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+            module, optimizer, loader = engine.make_private(
+                module=model,
+                optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
+                data_loader=DataLoader(data, batch_size=8),
+                sampling="fixed",
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                unsafe_seed=1,
+            )
+            graph = StepGraph(engine, loss) if recorded else None
+            for x, y in loader:
+                if graph is not None:
+                    graph.step(x.cuda(), y.cuda())
+                    continue
+                optimizer.zero_grad()
+                loss(module, x.cuda(), y.cuda()).backward()
+                optimizer.step()
+            assert graph is None or graph.replays >= 4
+            found.append([p.detach().cpu() for p in model.parameters()])
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
     def test_another_stream_gives_the_same(self) -> None:
         plain, moved = Run("cuda"), Run("cuda")

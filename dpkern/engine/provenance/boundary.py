@@ -218,6 +218,22 @@ class ModuleBoundary:
         self._records = rows.records
         batch.in_pass = len(rows.records)
 
+    def enter_again(self, batch: Sequence[Tensor]) -> YieldedBatch:
+        """Let the samples of a pass enter whose operations are those of an earlier pass.
+
+        Args:
+            batch: what the loop gives to that pass, each with all records of a batch in order.
+
+        Raises:
+            PrivacyError: samples that no loader yielded, in another order, or of an earlier batch.
+        """
+        rows = rows_in_order(batch) if self.has_loader else None
+        if rows is None:
+            raise refusals.not_yielded(len(batch))
+        self._begin(rows)
+        rows.batch.went_backward = True
+        return rows.batch
+
     def check_covered(self) -> None:
         """Check that every record of the current batch has entered, or none.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -139,6 +140,39 @@ _KEPT = 1024
 _made: OrderedDict[tuple[bytes, torch.device, int], torch.Tensor] = OrderedDict()
 
 
+class LateTables:
+    """Tables of a recording, which are written once it has ended: a graph copies none itself."""
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[torch.Tensor, bytes]] = []
+
+    def place(self, content: bytes, device: torch.device) -> torch.Tensor:
+        """Return memory of the recording, which will hold these bytes."""
+        made = torch.empty(len(content), dtype=torch.uint8, device=device)
+        self._tables.append((made, content))
+        return made
+
+    def write(self) -> None:
+        """Write all tables, which live as long as this object, on the current stream."""
+        for made, content in self._tables:
+            made.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+
+_late: LateTables | None = None
+"""The tables of the recording that runs now, in every thread: backward passes have their own."""
+
+
+@contextmanager
+def written_late() -> Iterator[LateTables]:
+    """Let the recording of this block use tables that nobody has copied to the device before."""
+    global _late
+    before, _late = _late, LateTables()
+    try:
+        yield _late
+    finally:
+        _late = before
+
+
 def device_table(table: Table, device: torch.device) -> torch.Tensor:
     """Return the table's bytes on the device, ready on its current stream.
 
@@ -149,6 +183,8 @@ def device_table(table: Table, device: torch.device) -> torch.Tensor:
             when it is replayed.
     """
     content = table.tobytes()
+    if _late is not None and _device.capturing(device):
+        return _late.place(content or b"\0", device)
     place = content, device, _device.stream(device)
     found = _made.get(place)
     if found is not None:
