@@ -16,6 +16,7 @@ from ..layers import norm as recorded
 from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
+from .quick import compiled_use, quick, quick_backward
 from .run import ReplayRun, next_site
 from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
@@ -85,9 +86,8 @@ class NormSite(UseSite):
         recorded._deliver(use, self.gradient_shape, *(g.flatten(1) for g in gradients))
 
 
-def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Input gradient and per-sample gradients of either norm."""
-    (x,) = ctx.saved_tensors
+def _gradient(ctx: Any, x: Tensor, g: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Take an output gradient of either norm, and return the input's."""
     if g is None:
         return None, None, None, None
     if _differentiable():
@@ -134,6 +134,19 @@ class LayerNormSite(LastDimensionsSite):
 
     operations = ("layer_norm",)
 
+    def place(self, flat: Flat) -> None:
+        super().place(flat)
+        saved = self.saved
+        self.compiled = compiled_use(
+            self,
+            _apply_layer_norm,
+            kind="layer_norm",
+            weight_address=self.weight_address,
+            rows=self.rows,
+            arguments=(saved["shape"], self.plain_weight, self.plain_bias, saved["eps"]),
+            entries=math.prod(saved["shape"]),
+        )
+
     def recorded_backward(
         self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
     ) -> tuple[Tensor, ...]:
@@ -174,6 +187,7 @@ class GroupNormSite(NormSite):
 
 class _ReplayedLayerNorm(torch.autograd.Function):
     @staticmethod
+    @quick("layer_norm_forward")
     def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LayerNormSite, x: Tensor) -> Tensor:
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
@@ -185,7 +199,7 @@ class _ReplayedLayerNorm(torch.autograd.Function):
         ctx.statistics, ctx.version = (mean, rstd), weight._version
         return out
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(quick_backward("layer_norm_backward", _gradient))
 
 
 class _ReplayedRmsNorm(torch.autograd.Function):
@@ -200,7 +214,10 @@ class _ReplayedRmsNorm(torch.autograd.Function):
         ctx.statistics = (recorded.rms_norm_statistics(x, shape, eps),)
         return out
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        return _gradient(ctx, x, g)
 
 
 class _ReplayedGroupNorm(torch.autograd.Function):
@@ -218,7 +235,10 @@ class _ReplayedGroupNorm(torch.autograd.Function):
         ctx.statistics, ctx.version = (mean, rstd), weight._version
         return out
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        return _gradient(ctx, x, g)
 
 
 _apply_layer_norm = apply_of(_ReplayedLayerNorm)
@@ -229,6 +249,7 @@ skip_frames(_ReplayedRmsNorm)
 skip_frames(_ReplayedGroupNorm)
 
 
+@quick("layer_norm")
 def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run ``F.layer_norm`` as ``nn.LayerNorm`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 3:
