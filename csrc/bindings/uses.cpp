@@ -103,11 +103,12 @@ struct Names {
   DPK_NAME(_version);
   DPK_NAME(admits);
   DPK_NAME(anchor);
-  DPK_NAME(append);
+  DPK_NAME(begin);
   DPK_NAME(bias);
   DPK_NAME(capture);
   DPK_NAME(compiled);
   DPK_NAME(contiguous);
+  DPK_NAME(enters);
   DPK_NAME(eps);
   DPK_NAME(grad_fn);
   DPK_NAME(guard);
@@ -142,10 +143,9 @@ bool is(PyObject* object, PyObject* name, PyObject* wanted) {
   return get(object, name).get() == wanted;
 }
 
-// Whether no backward pass runs, no transform and no autocast of any device, and gradients are on.
+// Whether no backward pass runs, no transform and no autocast of any device.
 bool is_usual_pass() {
-  if (!answers(known.recording, Py_True) || !answers(known.autocast, Py_False)) return false;
-  if (!answers(known.transforms, Py_None)) return false;
+  if (!answers(known.autocast, Py_False) || !answers(known.transforms, Py_None)) return false;
   const Owned task(PyObject_CallNoArgs(known.task));
   return task && PyLong_AsLongLong(task.get()) == -1;
 }
@@ -288,26 +288,37 @@ bool are_expected(const Use& use, PyObject* x) {
 }
 
 struct Next {
-  Owned capture, program, run;
+  Owned capture, run;
   PyObject* site = nullptr;
   Use* use = nullptr;
 };
 
+// Whether the pass that runs is watched; false with an error, too.
+bool is_watched(PyObject* capture) {
+  const Owned guard = get(capture, names().guard);
+  return guard && is(guard.get(), names().running, Py_False) &&
+         is(capture, names()._public, Py_False) && is(capture, names()._skipped, Py_False);
+}
+
 // Look whether a use is the one that its pass expects next; null: Python knows better, with or
-// without an error. Nothing is changed.
+// without an error. Nothing is changed, but that the first use of a pass begins its run.
 std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind kind) {
-  if (Py_TYPE(weight) != known.parameter) return {};
+  if (Py_TYPE(weight) != known.parameter || !answers(known.recording, Py_True)) return {};
   const Owned source = get(weight, names()._private);
   if (!source) return {};
   Next next;
   if (!(next.capture = get(source.get(), names().capture))) return {};
   PyObject* const capture = next.capture.get();
-  if (!(next.program = get(capture, names().program))) return {};
-  if (!(next.run = get(next.program.get(), names().run))) return {};
+  const Owned program = get(capture, names().program), ticket = get(capture, names()._ticket);
+  if (!program || !ticket || !is_watched(capture)) return {};
+  next.run = get(program.get(), names().run);
+  if (!next.run || Py_TYPE(next.run.get()) != known.run) return {};
+  if (PyLong_AsLongLong(ticket.get()) != known.batch_id.number(next.run.get())) {
+    next.run = PyObject_CallMethodNoArgs(program.get(), names().begin);
+    if (!next.run) return {};
+  }
   PyObject* const run = next.run.get();
-  if (Py_TYPE(run) != known.run || known.live.of(run) != Py_True) return {};
-  const Owned ticket = get(capture, names()._ticket);
-  if (!ticket || PyLong_AsLongLong(ticket.get()) != known.batch_id.number(run)) return {};
+  if (known.live.of(run) != Py_True) return {};
   PyObject* const sites = known.sites.of(run);
   const long long cursor = known.cursor.number(run);
   if (!PyList_CheckExact(sites) || cursor < 0 || cursor >= PyList_GET_SIZE(sites)) return {};
@@ -315,11 +326,6 @@ std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind
   next.use = use_of(next.site, kind);
   const Use* const use = next.use;
   if (use == nullptr || use->weight.ptr() != weight || use->bias.ptr() != bias) return {};
-  const Owned guard = get(capture, names().guard);
-  if (!guard || !is(guard.get(), names().running, Py_False)) return {};
-  if (!is(capture, names()._public, Py_False) || !is(capture, names()._skipped, Py_False)) {
-    return {};
-  }
   if (nodes.pending.number(nodes.counter) != use->nodes_before || !is_usual_pass()) return {};
   const bool same =
       hold_beside(use->looks.ptr(), x, use->shape, use->place, use->differentiable) == 1;
@@ -464,6 +470,7 @@ struct Arrival {
   Owned site, run;
   Use* use = nullptr;
   View g;
+  Owned entered;  // what the run says of the first gradient of a pass
 };
 
 // Look whether a gradient is the one that is expected; null: Python knows better.
@@ -475,15 +482,22 @@ std::optional<Arrival> expected(PyObject* ctx, PyObject* g, Kind kind) {
   PyObject* const run = found.run.get();
   if (found.use == nullptr || Py_TYPE(run) != known.run) return {};
   const Use& use = *found.use;
-  if (known.live.of(run) != Py_True || known.current_task.of(run) == Py_None) return {};
-  const Owned task(PyObject_CallNoArgs(known.task));
-  if (!task || PyLong_AsLongLong(task.get()) != known.current_task.number(run)) return {};
+  if (known.live.of(run) != Py_True) return {};
   PyObject* const held = known.held.of(run);
   if (!PyList_CheckExact(held) || static_cast<Py_ssize_t>(use.index) >= PyList_GET_SIZE(held) ||
       PyList_GET_ITEM(held, static_cast<Py_ssize_t>(use.index)) != Py_None) {
     return {};
   }
+  if (kind == Kind::kLinear && !own_products(run, use)) return {};
   if (!view_of(g, use, &found.g)) return {};
+  const Owned task(PyObject_CallNoArgs(known.task));
+  const int same =
+      task ? PyObject_RichCompareBool(task.get(), known.current_task.of(run), Py_EQ) : -1;
+  if (same < 0) return {};
+  if (same == 0) {
+    PyObject* const given[] = {run, found.site.get(), g};
+    found.entered = PyObject_VectorcallMethod(names().enters, given, 3, nullptr);
+  }
   return found;
 }
 
@@ -581,7 +595,8 @@ PyObject* layer_norm_gradient(const Arrival& arrival, PyObject* ctx, PyObject* x
   return hold(arrival, PyTuple_New(0)) ? gradients(std::move(made)) : nullptr;
 }
 
-// backward(ctx, g), where `function(ctx, x, g)` is told what was saved, which is read only once.
+// backward(ctx, g), where `function(ctx, x, g)` is told what was saved, which is read only once,
+// and what the run has said of the gradient, if it was asked.
 PyObject* backward(PyObject* function, PyObject* const* args, Py_ssize_t count, Kind kind) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "backward(ctx, g)");
@@ -592,11 +607,17 @@ PyObject* backward(PyObject* function, PyObject* const* args, Py_ssize_t count, 
   if (!saved) return nullptr;
   PyObject* const x = PyTuple_GET_ITEM(saved.get(), 0);
   const std::optional<Arrival> arrival = expected(ctx, g, kind);
-  const bool linear = kind == Kind::kLinear;
-  if (!arrival || (linear && !own_products(arrival->run.get(), *arrival->use))) {
+  if (!arrival) {
     PyObject* const given[] = {ctx, x, g};
     return other(function, given, 3);
   }
+  if (PyErr_Occurred() != nullptr) return nullptr;  // the run refuses the gradient
+  PyObject* const entered = arrival->entered.get();
+  if (entered != nullptr && entered != Py_True) {
+    PyObject* const given[] = {ctx, x, g, entered};
+    return other(function, given, 4);
+  }
+  const bool linear = kind == Kind::kLinear;
   return (linear ? &linear_gradient : &layer_norm_gradient)(*arrival, ctx, x, g);
 }
 

@@ -149,15 +149,22 @@ class LinearSite(UseSite):
             use.arrive(1, ExplicitGradients(rows))
 
 
-def _gradient(ctx: Any, x: Tensor, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Take an output gradient, and return the input's."""
+def _gradient(
+    ctx: Any, x: Tensor, g: Tensor | None, entered: Any = None
+) -> tuple[Tensor | None, ...]:
+    """Take an output gradient, and return the input's.
+
+    ``entered`` is what the run has said of the gradient, if it was asked.
+    """
     if g is None:
         return None, None, None, None
     if _differentiable():
         refuse_double_backward()
     run: ReplayRun = ctx.run
     site: LinearSite = ctx.site
-    use: Any = run.task == _task() or run.enters(site, g)
+    use: Any = entered
+    if use is None:
+        use = run.task == _task() or run.enters(site, g)
     if use is True:
         if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
             site.take(run, x, g)

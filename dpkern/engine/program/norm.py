@@ -86,8 +86,13 @@ class NormSite(UseSite):
         recorded._deliver(use, self.gradient_shape, *(g.flatten(1) for g in gradients))
 
 
-def _gradient(ctx: Any, x: Tensor, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Take an output gradient of either norm, and return the input's."""
+def _gradient(
+    ctx: Any, x: Tensor, g: Tensor | None, entered: Any = None
+) -> tuple[Tensor | None, ...]:
+    """Take an output gradient of either norm, and return the input's.
+
+    ``entered`` is what the run has said of the gradient, if it was asked.
+    """
     if g is None:
         return None, None, None, None
     if _differentiable():
@@ -97,7 +102,9 @@ def _gradient(ctx: Any, x: Tensor, g: Tensor | None) -> tuple[Tensor | None, ...
     statistics, weight = ctx.statistics, site.plain_weight
     if weight._version != ctx.version:
         written_since()
-    use: Any = run.task == _task() or run.enters(site, g)
+    use: Any = entered
+    if use is None:
+        use = run.task == _task() or run.enters(site, g)
     if use is True:
         if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
             use = run.repeated(site)
