@@ -41,6 +41,7 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_replay(m);
   bindings::add_rows(m);
   bindings::add_unchanged(m);
+  bindings::add_uses(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
 #if DPKERN_CUDA

@@ -1,6 +1,8 @@
 // The calls of a step whose structure is known: norms as gradients arrive, factors and sums of all
 // parameters at its close. dpkern/engine/program has checked the operands and holds their memory.
 
+#include "bindings/replay.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -43,7 +45,7 @@ struct Group {
 };
 
 template <class F>
-class ReplayedStep {
+class ReplayedStep final : public Taker {
  public:
   // exact: clip in integers, which are summed in int32 (docs/exact.md).
   explicit ReplayedStep(bool exact) : exact_(exact) {}
@@ -100,7 +102,7 @@ class ReplayedStep {
   void begin(std::int64_t batch, int threads) { batch_ = batch, threads_ = threads; }
 
   // Operands of a layer have arrived, both contiguous: take norms while they are in the cache.
-  void take(std::size_t index, std::uintptr_t input, std::uintptr_t gradient) {
+  void take(std::size_t index, std::uintptr_t input, std::uintptr_t gradient) override {
     Layer<F>& layer = layers_.at(index);
     layer.a = pointer<const F>(input), layer.g = pointer<const F>(gradient);
     const std::int64_t T = layer.positions, d = layer.inputs, p = layer.outputs;
@@ -299,6 +301,9 @@ void add_step(py::module_& m, const char* name, const char* sum_positions) {
       .def("set_layer", &Step::set_layer)
       .def("begin", &Step::begin)
       .def("take", &Step::take)
+      .def_property_readonly(
+          "taker",
+          [](Step& step) { return reinterpret_cast<std::uintptr_t>(static_cast<Taker*>(&step)); })
       .def("close", &Step::close)
       .def("is_finite", &Step::is_finite);
 }

@@ -1,5 +1,7 @@
 // Whether tensors are where they were and look the same, in one call for all of them.
 
+#include "bindings/unchanged.h"
+
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -78,16 +80,16 @@ class UnchangedTensors {
 
   // Whether an operand is an ordinary tensor of this shape and dtype on the CPU, trained or not,
   // and all are as they were.
-  int hold_beside(PyObject* x, PyObject* shape, PyObject* dtype, bool trained) const {
+  int hold_beside(PyObject* x, const std::vector<std::int64_t>& shape, int dtype,
+                  bool trained) const {
     View view;
     if (Py_TYPE(x) != torch.tensor || torch.exchange->view(x, &view) != 0) {
       PyErr_Clear();
       return 0;
     }
-    const int place = find_dtype(view);
-    if (place < 0 || torch.dtypes[static_cast<std::size_t>(place)].object != dtype ||
-        view.device.type != kCpu || !has_shape(view, shape)) {
-      return PyErr_Occurred() != nullptr ? -1 : 0;
+    if (dtype < 0 || find_dtype(view) != dtype || view.device.type != kCpu ||
+        !std::equal(shape.begin(), shape.end(), view.shape, view.shape + view.dims)) {
+      return 0;
     }
     const Ordinary ordinary(context_.ptr());
     const int is = ordinary.entered() ? is_trained(x) : -1;
@@ -127,7 +129,14 @@ PyObject* hold_beside(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "hold_beside(x, shape, dtype, trained)");
     return nullptr;
   }
-  return answer(look_of(self).hold_beside(args[0], args[1], args[2], args[3] == Py_True));
+  if (!PyTuple_Check(args[1])) Py_RETURN_FALSE;
+  std::vector<std::int64_t> shape;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
+    shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(args[1], i)));
+  }
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return answer(
+      look_of(self).hold_beside(args[0], shape, torch.place(args[2]), args[3] == Py_True));
 }
 
 void destroy(PyObject* self) {
@@ -166,6 +175,12 @@ py::object make(py::list tensors, py::object context) {
 }
 
 }  // namespace
+
+int hold_beside(PyObject* looks, PyObject* x, const std::vector<std::int64_t>& shape, int dtype,
+                bool trained) {
+  if (Py_TYPE(looks) != type_of_looks()) return 0;
+  return look_of(looks).hold_beside(x, shape, dtype, trained);
+}
 
 void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make); }
 

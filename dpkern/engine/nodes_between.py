@@ -7,12 +7,14 @@ Operations on constants, such as the inputs themselves, make no nodes and are no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..ops import direct
 
 _made = torch._C._autograd._get_sequence_nr
 """Number of nodes that this thread has made so far."""
@@ -57,6 +59,16 @@ class NodesBetween:
         """End an operation: what follows is counted."""
         self._left, self._wasted = _made(), 0
 
+    def counted(self, replay: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operation as ``replay`` does, which returns None if it came to nothing."""
+        self.enter()
+        result = replay(args, kwargs)
+        if result is not None:
+            self.leave()
+        else:
+            self.give_up()
+        return result
+
     @contextmanager
     def operation(self) -> Iterator[None]:
         """Run an operation, which may be written with others that are captured."""
@@ -93,3 +105,9 @@ class NodesBetween:
 
 nodes_between = NodesBetween()
 """Counter of this process: one thread runs forward passes."""
+
+_count = direct.look("count_nodes")
+counted: Callable[..., Any] = (
+    nodes_between.counted if _count is None else _count(nodes_between, _made)
+)
+"""``nodes_between.counted``, in C++ where there is a compiled module."""

@@ -28,7 +28,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .in_graph import in_graph
-from .nodes_between import nodes_between
+from .nodes_between import counted, nodes_between
 from .uncompiled import uncompiled, uncompiled_unless
 
 if TYPE_CHECKING:
@@ -154,12 +154,9 @@ class PrivateParameter(nn.Parameter):
         if not is_dynamo_compiling() and get_eval_frame_callback() is None:
             replay = REPLAYED.get(func)
             if replay is not None:
-                nodes_between.enter()
-                result = replay(args, kwargs or _NO_NAMES)
+                result = counted(replay, args, kwargs or _NO_NAMES)
                 if result is not None:
-                    nodes_between.leave()
                     return result
-                nodes_between.give_up()
             elif func in ORDINARY:
                 with without_torch_function():
                     return func(*args, **kwargs or _NO_NAMES)

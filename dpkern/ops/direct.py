@@ -50,6 +50,15 @@ def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
     return extension.UnchangedTensors(tensors, torch._C.DisableTorchFunctionSubclass)
 
 
+def replayed_use(described: dict[str, Any]) -> Any | None:
+    """Return a use of a replayed step as C++ takes it (``bindings/uses.cpp``).
+
+    None where C++ cannot see torch's tensors.
+    """
+    extension = compiled()
+    return extension.ReplayedUse(described) if connect(extension) else None
+
+
 def sum_positions(g: torch.Tensor) -> torch.Tensor | None:
     """Return ``g [B, T, p]`` summed over T as replayed steps do, or None where torch has to."""
     own = type(g) is torch.Tensor and g.device.type == "cpu"
@@ -80,6 +89,7 @@ __all__ = [
     "look",
     "own_products",
     "replayed_step",
+    "replayed_use",
     "sum_positions",
     "threads",
     "unchanged_tensors",

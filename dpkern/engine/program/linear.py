@@ -17,6 +17,7 @@ from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..per_sample_gradients import ExplicitGradients, LinearGradients, PerSampleGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
+from .quick import compiled_use, quick, quick_backward
 from .run import ReplayRun, next_site
 from .site import NotReplayed, Part, UseSite, address, apply_of, kind, skip_frames, written_since
 
@@ -70,6 +71,17 @@ class LinearSite(UseSite):
             flat.starts[self.weight_part.slot.index],
         )
         self.take_norm = flat.calls.take
+        if bias is self.bias_part:  # else the bias has other uses
+            self.compiled = compiled_use(
+                self,
+                _apply,
+                kind="linear",
+                outputs=self.outputs,
+                kept=self.kept,
+                weight_address=self.weight_address,
+                bias_address=address(self.plain_bias),
+                calls=flat.calls,
+            )
 
     @property
     def _own_bias(self) -> Part | None:
@@ -137,8 +149,53 @@ class LinearSite(UseSite):
             use.arrive(1, ExplicitGradients(rows))
 
 
+def _gradient(
+    ctx: Any, x: Tensor, g: Tensor | None, entered: Any = None
+) -> tuple[Tensor | None, ...]:
+    """Take an output gradient, and return the input's.
+
+    ``entered`` is what the run has said of the gradient, if it was asked.
+    """
+    if g is None:
+        return None, None, None, None
+    if _differentiable():
+        refuse_double_backward()
+    run: ReplayRun = ctx.run
+    site: LinearSite = ctx.site
+    use: Any = entered
+    if use is None:
+        use = run.task == _task() or run.enters(site, g)
+    if use is True:
+        if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
+            site.take(run, x, g)
+        else:
+            recorded._arrive(run.repeated(site), x, g)
+    elif use is not False:
+        recorded._arrive(use, x, g)
+    if not site.differentiable:
+        return None, None, None, None
+    weight = site.plain_weight
+    if weight._version != ctx.version:
+        written_since()
+    if not run.live or not g.is_contiguous():
+        return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
+    if site.dtype in run.own_products:
+        gx = _empty(site.shape, dtype=site.dtype)
+        rows, inputs, outputs = site.sizes
+        site.product(
+            *(g.data_ptr(), site.weight_address, False, 0, gx.data_ptr()),
+            *(rows, outputs, inputs, run.threads),
+        )
+        return None, None, None, gx
+    if len(site.shape) == 2:
+        return None, None, None, _mm(g, weight)
+    gx = _mm(g.view(site.sizes[0], site.outputs), weight)
+    return None, None, None, gx.view(site.shape)
+
+
 class _ReplayedLinear(torch.autograd.Function):
     @staticmethod
+    @quick("linear_forward")
     def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LinearSite, x: Tensor) -> Tensor:
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
@@ -158,48 +215,14 @@ class _ReplayedLinear(torch.autograd.Function):
         out.resize_(site.out_shape)  # no view, which in-place activations would refuse
         return out
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        if g is None:
-            return None, None, None, None
-        if _differentiable():
-            refuse_double_backward()
-        run: ReplayRun = ctx.run
-        site: LinearSite = ctx.site
-        use: Any = run.task == _task() or run.enters(site, g)
-        if use is True:
-            if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
-                site.take(run, x, g)
-            else:
-                recorded._arrive(run.repeated(site), x, g)
-        elif use is not False:
-            recorded._arrive(use, x, g)
-        if not site.differentiable:
-            return None, None, None, None
-        weight = site.plain_weight
-        if weight._version != ctx.version:
-            written_since()
-        if not run.live or not g.is_contiguous():
-            return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
-        if site.dtype in run.own_products:
-            gx = _empty(site.shape, dtype=site.dtype)
-            rows, inputs, outputs = site.sizes
-            site.product(
-                *(g.data_ptr(), site.weight_address, False, 0, gx.data_ptr()),
-                *(rows, outputs, inputs, run.threads),
-            )
-            return None, None, None, gx
-        if len(site.shape) == 2:
-            return None, None, None, _mm(g, weight)
-        gx = _mm(g.view(site.sizes[0], site.outputs), weight)
-        return None, None, None, gx.view(site.shape)
+    backward = staticmethod(quick_backward("linear_backward", _gradient))
 
 
 _apply = apply_of(_ReplayedLinear)
 skip_frames(_ReplayedLinear)
 
 
+@quick("linear")
 def linear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run ``F.linear(x, weight, bias)``; return None if it is not the next use."""
     count = len(args)

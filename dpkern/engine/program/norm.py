@@ -16,6 +16,7 @@ from ..layers import norm as recorded
 from ..parameter import REPLAYED, fresh, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
+from .quick import compiled_use, quick, quick_backward
 from .run import ReplayRun, next_site
 from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
@@ -85,9 +86,13 @@ class NormSite(UseSite):
         recorded._deliver(use, self.gradient_shape, *(g.flatten(1) for g in gradients))
 
 
-def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Input gradient and per-sample gradients of either norm."""
-    (x,) = ctx.saved_tensors
+def _gradient(
+    ctx: Any, x: Tensor, g: Tensor | None, entered: Any = None
+) -> tuple[Tensor | None, ...]:
+    """Take an output gradient of either norm, and return the input's.
+
+    ``entered`` is what the run has said of the gradient, if it was asked.
+    """
     if g is None:
         return None, None, None, None
     if _differentiable():
@@ -97,7 +102,9 @@ def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
     statistics, weight = ctx.statistics, site.plain_weight
     if weight._version != ctx.version:
         written_since()
-    use: Any = run.task == _task() or run.enters(site, g)
+    use: Any = entered
+    if use is None:
+        use = run.task == _task() or run.enters(site, g)
     if use is True:
         if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
             use = run.repeated(site)
@@ -133,6 +140,19 @@ class LayerNormSite(LastDimensionsSite):
     """Mean and variance over the last dimensions."""
 
     operations = ("layer_norm",)
+
+    def place(self, flat: Flat) -> None:
+        super().place(flat)
+        saved = self.saved
+        self.compiled = compiled_use(
+            self,
+            _apply_layer_norm,
+            kind="layer_norm",
+            weight_address=self.weight_address,
+            rows=self.rows,
+            arguments=(saved["shape"], self.plain_weight, self.plain_bias, saved["eps"]),
+            entries=math.prod(saved["shape"]),
+        )
 
     def recorded_backward(
         self, x: Tensor, statistics: tuple[Tensor, ...], weight: Tensor, g: Tensor
@@ -174,6 +194,7 @@ class GroupNormSite(NormSite):
 
 class _ReplayedLayerNorm(torch.autograd.Function):
     @staticmethod
+    @quick("layer_norm_forward")
     def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LayerNormSite, x: Tensor) -> Tensor:
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
@@ -185,7 +206,7 @@ class _ReplayedLayerNorm(torch.autograd.Function):
         ctx.statistics, ctx.version = (mean, rstd), weight._version
         return out
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(quick_backward("layer_norm_backward", _gradient))
 
 
 class _ReplayedRmsNorm(torch.autograd.Function):
@@ -200,7 +221,10 @@ class _ReplayedRmsNorm(torch.autograd.Function):
         ctx.statistics = (recorded.rms_norm_statistics(x, shape, eps),)
         return out
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        return _gradient(ctx, x, g)
 
 
 class _ReplayedGroupNorm(torch.autograd.Function):
@@ -218,7 +242,10 @@ class _ReplayedGroupNorm(torch.autograd.Function):
         ctx.statistics, ctx.version = (mean, rstd), weight._version
         return out
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        return _gradient(ctx, x, g)
 
 
 _apply_layer_norm = apply_of(_ReplayedLayerNorm)
@@ -229,6 +256,7 @@ skip_frames(_ReplayedRmsNorm)
 skip_frames(_ReplayedGroupNorm)
 
 
+@quick("layer_norm")
 def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run ``F.layer_norm`` as ``nn.LayerNorm`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 3:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ...ops import direct
 from ..parameter import PrivateParameter, without_torch_function
 from ..per_sample_gradients import PerSampleGradients
 from ..uses import CapturedOp, ParameterSource
@@ -71,6 +72,9 @@ class UseSite(ABC):
 
     padding_idx: int | None = None
 
+    compiled: Any = None
+    """The use as C++ takes it, or None: everything about it is Python's."""
+
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         weight, bias = (*facts.slots, None)[:2]
         if weight is None:
@@ -119,6 +123,7 @@ class UseSite(ABC):
             self.bias = bias
             self.plain_bias = None if bias is None else bias.detach()
         self.unchanged = Unchanged([self.weight] if bias is None else [self.weight, bias])
+        self.compiled = None
         return True
 
     def _is_frozen(self, bias: Any) -> bool:
@@ -149,6 +154,8 @@ class UseSite(ABC):
         """Adapt sizes to another number of samples."""
         self.batch = batch
         self.shape = (batch * self.facts.fold, *self.facts.tail)
+        if self.compiled is not None:
+            self.compiled.resize(batch)
 
     def admits(self, x: Tensor) -> bool:
         """Whether an input of the right shape and dtype can be replayed."""
@@ -222,4 +229,5 @@ def skip_frames(function: type[torch.autograd.Function]) -> None:
     """Let the backward pass call ``function.backward`` without torch's two calls around it."""
     node = getattr(function, "_backward_cls", None)
     if node is not None:
-        node.apply = function.backward
+        method = direct.look("as_method")
+        node.apply = function.backward if method is None else method(function.backward)

@@ -28,7 +28,8 @@ class Unchanged:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
         self._looks = self._look()
-        self._seen = direct.unchanged_tensors(self._tensors)
+        self.seen = direct.unchanged_tensors(self._tensors)
+        """The same in C++, or None."""
 
     def _look(self) -> tuple[list[object], ...]:
         tensors = self._tensors
@@ -43,8 +44,8 @@ class Unchanged:
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        if self._seen is not None:
-            same: bool = self._seen.hold()
+        if self.seen is not None:
+            same: bool = self.seen.hold()
             return same
         return self._look() == self._looks
 
@@ -58,8 +59,8 @@ class Unchanged:
             shape, dtype: how it has to look.
             trained: whether it has to need a gradient.
         """
-        if self._seen is not None:
-            same: bool = self._seen.hold_beside(x, shape, dtype, trained)
+        if self.seen is not None:
+            same: bool = self.seen.hold_beside(x, shape, dtype, trained)
             return same
         alike = type(x) is Tensor and x.shape == shape and x.dtype is dtype and x.is_cpu
         return alike and x.requires_grad is trained and self.holds()
