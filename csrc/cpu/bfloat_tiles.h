@@ -161,7 +161,6 @@ DPK_AMX DPK_INLINE inline void add_square(float* out, std::int64_t stride, std::
   Square to{{{copy[0], copy[0] + kColumns}, {copy[16], copy[16] + kColumns}}, kUnit * kFloat};
   const bool whole = tall == kGrain && (wide == kUnit || wide == kColumns);
   if (whole) {
-    ghost::prefetch_rows<kUnit>(out, kGrain, stride);
     float* const low = out + kTileRows * stride;
     to = {{{out, out + kColumns}, {low, low + kColumns}}, stride * kFloat};
   } else if (bias == nullptr) {

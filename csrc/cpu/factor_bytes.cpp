@@ -21,7 +21,8 @@ using ghost::scratch;
 constexpr std::int64_t kGroup = 4;                      // samples whose bytes lie side by side
 constexpr std::int64_t kStep = kTileBytes;              // samples of a tile
 constexpr std::int64_t kTile = kTileRows * kTileBytes;  // bytes
-constexpr std::int64_t kGrain = 4;                      // groups that a thread rounds at a time
+// Groups that a thread rounds at a time: those of a tile, whose lines no other one writes to then.
+constexpr std::int64_t kGrain = kStep / kGroup;
 
 using Bytes = Vector<std::int32_t, kTileRows>;  // a byte of four samples in each lane
 

@@ -1,7 +1,6 @@
 // Weighted sums of linear gradients: one matrix product over samples and positions, with the
 // factors folded into the packed copy of g.
 
-#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -89,15 +88,12 @@ void linear_sum(const LinearSum<F>& call, int threads) {
   bool by_tiles = false;
   if constexpr (std::is_same_v<F, float>) by_tiles = bfloat::takes_sum(shape);
   const std::int64_t steps = by_tiles ? bfloat::sum_block(shape) : kSteps;
-  auto blocks = blocks_of(call.a, call.g, call.factors, shape, steps);
-  if constexpr (std::is_same_v<F, float>) {
-    const auto added = [&](const auto& runs) {
-      return bfloat::add_runs(runs, shape, call.out, threads);
-    };
-    if (by_tiles) blocks.erase(std::remove_if(blocks.begin(), blocks.end(), added), blocks.end());
-  }
+  const auto blocks = blocks_of(call.a, call.g, call.factors, shape, steps);
   for_parts(shape, threads, [&](Range rows, Range columns) {
     for (const auto& runs : blocks) {
+      if constexpr (std::is_same_v<F, float>) {
+        if (by_tiles && bfloat::add_runs(runs, shape, rows, columns, call.out)) continue;
+      }
       versioned_by_width([&](auto width) DPK_INLINE {
         add_block<F, decltype(width)::value>(runs, shape, rows, columns, call.out);
       });

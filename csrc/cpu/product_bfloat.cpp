@@ -109,13 +109,13 @@ struct Work {
                             Range columns) const {
     const AmxTiles tiles;
     asm volatile("" ::: "memory");  // what the tiles are loaded from has been written
-    for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
-      const std::uint8_t* const from = right + (column - columns.begin) / kColumns * panel();
-      const std::int64_t wide = std::min(kUnit, columns.end - column);
-      for (std::int64_t row = rows.begin; row < rows.end; row += kGrain) {
-        add_square(call.out + row * call.M + column, call.M, std::min(kGrain, rows.end - row), wide,
+    for (std::int64_t row = rows.begin; row < rows.end; row += kGrain) {
+      for (std::int64_t column = columns.begin; column < columns.end; column += kUnit) {
+        add_square(call.out + row * call.M + column, call.M, std::min(kGrain, rows.end - row),
+                   std::min(kUnit, columns.end - column),
                    inner.begin == 0 ? bias + column : nullptr,
-                   left + (row - rows.begin) / kTileRows * panel(), from, panel());
+                   left + (row - rows.begin) / kTileRows * panel(),
+                   right + (column - columns.begin) / kColumns * panel(), panel());
       }
     }
   }

@@ -1,7 +1,6 @@
 #include "cpu/sum_bfloat.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "cpu/bfloat_tiles.h"
 #include "cpu/parallel.h"
@@ -9,9 +8,8 @@
 namespace dpkern::cpu::bfloat {
 namespace {
 
-constexpr std::int64_t kFewest = 16;         // positions that are worth filling up to tiles
-constexpr std::int64_t kNarrow = 24;         // inputs or outputs that are
-constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+constexpr std::int64_t kFewest = 16;  // positions that are worth filling up to tiles
+constexpr std::int64_t kNarrow = 24;  // inputs or outputs that are
 
 }  // namespace
 
@@ -49,17 +47,20 @@ struct Work {
 
   DPK_INLINE std::int64_t panel() const { return panel_bytes(count); }
 
-  // Those outputs as rows of the product; whether there are numbers beyond.
-  DPK_AMX bool pack_left(Range rows, std::uint8_t* to) const {
-    const std::int64_t used = rows.end - rows.begin;
-    const bool found = pack_columns(g.from(rows.begin), used, count, to, panel());
-    std::uint8_t* const end = to + (used + kColumns - 1) / kColumns * panel();
-    for (; to < end; to += kTile) transpose(to);
+  // Outputs as rows of the product, or inputs as columns of it; whether there are numbers beyond.
+  template <bool kIsRow>
+  DPK_AMX bool pack(Range own, std::uint8_t* to) const {
+    bool found = false;
+    for (std::int64_t c = own.begin; c < own.end; c += kLines) {
+      const std::int64_t used = std::min(kLines, own.end - c);
+      found |= pack_columns((kIsRow ? g : a).from(c), used, count, to, panel());
+      std::uint8_t* const end = to + (used + kColumns - 1) / kColumns * panel();
+      if constexpr (kIsRow) {
+        for (std::uint8_t* tile = to; tile < end; tile += kTile) transpose(tile);
+      }
+      to = end;
+    }
     return found;
-  }
-  // Those inputs as columns of it.
-  DPK_AMX bool pack_right(Range columns, std::uint8_t* to) const {
-    return pack_columns(a.from(columns.begin), columns.end - columns.begin, count, to, panel());
   }
   // out[rows, columns] += the product of these panels.
   DPK_AMX void multiply_all(const std::uint8_t* left, Range rows, const std::uint8_t* right,
@@ -72,8 +73,8 @@ struct Work {
         const std::int64_t wide = std::min(kUnit, columns.end - column);
         for (std::int64_t row = first; row < last; row += kGrain) {
           add_square(out + row * shape.inputs + column, shape.inputs, std::min(kGrain, last - row),
-                     wide, nullptr, left + row / kTileRows * panel(),
-                     right + column / kColumns * panel(), panel());
+                     wide, nullptr, left + (row - rows.begin) / kTileRows * panel(),
+                     right + (column - columns.begin) / kColumns * panel(), panel());
         }
       }
     }
@@ -87,8 +88,8 @@ std::int64_t sum_block(const LinearShape& shape) {
   return std::clamp<std::int64_t>(kPacked / each, 4, 16) * kInner;
 }
 
-bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, float* out,
-              int threads) {
+bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, Range rows,
+              Range columns, float* out) {
   std::int64_t count = 0;
   for (const auto& run : runs) count += run.count;
   // Packing looks a tile ahead.
@@ -107,39 +108,22 @@ bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, flo
   std::fill(g + at, g + filled, g[at - 1]);
   std::fill(factors + at, factors + filled, 0.0f);
   const Work work{shape, {g, factors, 0}, {a, nullptr, 0}, count, out};
-  const std::int64_t panel = work.panel() / kColumns;  // bytes of a row or column
-  const std::int64_t turn = ghost::round_up(shape.outputs, kLines);
-  std::uint8_t* const left = scratch<std::uint8_t, 10>(turn * panel);
-  std::uint8_t* const right =
-      scratch<std::uint8_t, 11>(ghost::round_up(shape.inputs, kLines) * panel);
-  const int team = useful_threads(count * shape.inputs * shape.outputs, kSmallest, threads);
-  std::atomic<bool> beyond{false};
-  // The outputs, and behind them the inputs.
-  parallel_for(turn + shape.inputs, kLines, team, [&](std::int64_t begin, std::int64_t end) {
-    bool found = false;
-    for (std::int64_t c = begin; c < end; c += kLines) {
-      const Range own{c, std::min(end, c + kLines)};
-      found |= c < turn ? work.pack_left({c, std::min(own.end, shape.outputs)}, left + c * panel)
-                        : work.pack_right({c - turn, own.end - turn}, right + (c - turn) * panel);
-    }
-    if (found) beyond.store(true, std::memory_order_relaxed);
-  });
-  if (beyond.load(std::memory_order_relaxed)) return false;
-  const bool by_columns = shape.inputs >= shape.outputs;
-  parallel_for(std::max(shape.inputs, shape.outputs), kUnit, team,
-               [&](std::int64_t begin, std::int64_t end) {
-                 const Range own{begin, end};
-                 const Range rows = by_columns ? Range{0, shape.outputs} : own;
-                 const Range columns = by_columns ? own : Range{0, shape.inputs};
-                 work.multiply_all(left, rows, right, columns);
-               });
+  const auto panels = [&](Range side) {
+    return ghost::round_up(side.end - side.begin, kUnit) / kColumns * work.panel();
+  };
+  std::uint8_t* const left = scratch<std::uint8_t, 10>(panels(rows));
+  std::uint8_t* const right = scratch<std::uint8_t, 11>(panels(columns));
+  if (work.pack<true>(rows, left) || work.pack<false>(columns, right)) return false;
+  work.multiply_all(left, rows, right, columns);
   return true;
 }
 
 #else
 
 std::int64_t sum_block(const LinearShape&) { return 0; }
-bool add_runs(const std::vector<Run<float>>&, const LinearShape&, float*, int) { return false; }
+bool add_runs(const std::vector<Run<float>>&, const LinearShape&, Range, Range, float*) {
+  return false;
+}
 
 #endif
 

@@ -16,9 +16,9 @@ bool takes_sum(const LinearShape& shape);
 // Positions that are multiplied together.
 std::int64_t sum_block(const LinearShape& shape);
 
-// out [p, d] += the products of all runs, at most sum_block positions. False, and nothing added, if
-// there are numbers without a bfloat16 number next to them.
-bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, float* out,
-              int threads);
+// out[rows, columns] of [p, d] += the products of all runs, at most sum_block positions. False, and
+// nothing added, if there are numbers without a bfloat16 number next to them.
+bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, Range rows,
+              Range columns, float* out);
 
 }  // namespace dpkern::cpu::bfloat

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
     "amx" not in testing.available_isas(), reason="the processor has no tiles of bfloat16"
 )
 
-SHAPES = [(256, 1, 65, 40), (3, 70, 33, 100), (40, 8, 24, 130), (1, 600, 48, 48), (2, 8, 24, 24)]
+SHAPES = [(600, 1, 65, 60), (3, 70, 33, 200), (40, 8, 24, 130), (1, 900, 48, 50), (2, 8, 24, 24)]
 WORST = 1 + 2.0**-8 - 2.0**-16 - 2.0**-23
 """Its three bfloat16 parts are all as large as they can be."""
 
@@ -54,7 +54,7 @@ def test_sums_are_as_exact_as_docs_say(shape: tuple[int, int, int, int], numbers
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("shape", [(300, 1, 65, 40), (9, 70, 40, 100)])
+@pytest.mark.parametrize("shape", [(600, 1, 65, 60), (9, 70, 40, 100)])
 @pytest.mark.parametrize("number", [3.4e38, math.inf, math.nan])
 def test_numbers_next_to_the_largest_float_are_added_as_before(
     shape: tuple[int, int, int, int], number: float
@@ -64,14 +64,12 @@ def test_numbers_next_to_the_largest_float_are_added_as_before(
         pair[side][4, 0, 3] = number
         a, g, factors = pair
         a[1], factors[1] = math.nan, 0.0  # skipped
-        got = summed(a, g, factors * 0.25)
-        with testing.threads(2):
-            torch.testing.assert_close(
-                got, summed(a, g, factors * 0.25), rtol=0, atol=0, equal_nan=True
-            )
         with testing.isa("avx512"):
             want = summed(a, g, factors * 0.25)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+        for threads in (1, 2):
+            with testing.threads(threads):
+                got = summed(a, g, factors * 0.25)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
         lost = (~torch.isfinite(want)).sum()
         assert lost == (0 if number < math.inf else want.shape[side])
     with testing.isa("avx512"):
