@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/held.h"
 #include "bindings/ordinary.h"
 #include "bindings/tables.h"
 
@@ -55,6 +56,12 @@ class Tables {
   Tables(py::list tables, py::list entries)
       : tables_(std::move(tables)), entries_(std::move(entries)), changes_(tables_.size()) {
     if (entries_.size() != tables_.size()) throw py::value_error("lists of other lengths");
+  }
+
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(tables_.ptr());
+    Py_VISIT(entries_.ptr());
+    return 0;
   }
 
   bool same() {
@@ -142,6 +149,17 @@ class PassLook {
   // As `before` has noted them last.
   const std::vector<std::int64_t>& versions() const { return versions_; }
 
+  int visit(visitproc visit, void* arg) const {
+    for (const Tables* tables : {&everywhere_, &of_tensors_}) {
+      const int stopped = tables->visit(visit, arg);
+      if (stopped != 0) return stopped;
+    }
+    Py_VISIT(parameters_.ptr());
+    Py_VISIT(tensors_.ptr());
+    Py_VISIT(context_.ptr());
+    return 0;
+  }
+
  private:
   static PyObject* at(const py::list& list, std::size_t i) {
     return PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
@@ -176,19 +194,16 @@ class PassLook {
   py::object context_;
 };
 
-// As Python holds it. Its methods are called in every pass, so they are plain ones of CPython's.
-struct Object {
-  PyObject_HEAD PassLook* look;
-};
+using HeldPass = Held<PassLook>;
 
-PassLook& look_of(PyObject* self) { return *reinterpret_cast<Object*>(self)->look; }
+PyObject* before(PyObject* self, PyObject*) {
+  return PyBool_FromLong(HeldPass::of(self)->before());
+}
 
-PyObject* before(PyObject* self, PyObject*) { return PyBool_FromLong(look_of(self).before()); }
-
-PyObject* after(PyObject* self, PyObject*) { return PyBool_FromLong(look_of(self).after()); }
+PyObject* after(PyObject* self, PyObject*) { return PyBool_FromLong(HeldPass::of(self)->after()); }
 
 PyObject* versions(PyObject* self, PyObject*) {
-  const std::vector<std::int64_t>& known = look_of(self).versions();
+  const std::vector<std::int64_t>& known = HeldPass::of(self)->versions();
   PyObject* made = PyList_New(static_cast<Py_ssize_t>(known.size()));
   for (std::size_t i = 0; made != nullptr && i < known.size(); ++i) {
     PyObject* const number = PyLong_FromLongLong(known[i]);
@@ -198,28 +213,13 @@ PyObject* versions(PyObject* self, PyObject*) {
   return made;
 }
 
-void destroy(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  delete reinterpret_cast<Object*>(self)->look;
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
 PyTypeObject* type_of_looks() {
   static PyMethodDef methods[] = {
       {"before", &before, METH_NOARGS, "before(): whether all is as the last pass has left it."},
       {"after", &after, METH_NOARGS, "after(): whether the pass has left all tensors alone."},
       {"versions", &versions, METH_NOARGS, "versions(): those that before() has seen last."},
       {nullptr, nullptr, 0, nullptr}};
-  static PyTypeObject* const type = [] {
-    PyType_Slot slots[] = {
-        {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)}, {0, nullptr}};
-    PyType_Spec spec{"dpkern._C.PassLookObject", sizeof(Object), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  }();
-  if (type == nullptr) throw py::error_already_set();
-  return type;
+  return HeldPass::type("dpkern._C.PassLookObject", methods);
 }
 
 py::object make(const py::list& everywhere, const py::list& everything, py::list parameters,
@@ -230,11 +230,7 @@ py::object make(const py::list& everywhere, const py::list& everything, py::list
       std::make_unique<PassLook>(everywhere, everything, std::move(parameters), std::move(trained),
                                  tables, entries, std::move(tensors), std::move(steady),
                                  std::move(known), is_trained, version, std::move(context));
-  PyTypeObject* const type = type_of_looks();
-  PyObject* const made = type->tp_alloc(type, 0);
-  if (made == nullptr) throw py::error_already_set();
-  reinterpret_cast<Object*>(made)->look = look.release();
-  return py::reinterpret_steal<py::object>(made);
+  return HeldPass::make(type_of_looks(), std::move(look));
 }
 
 }  // namespace

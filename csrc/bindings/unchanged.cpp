@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/held.h"
 #include "bindings/look.h"
 #include "bindings/ordinary.h"
 
@@ -96,6 +97,12 @@ class UnchangedTensors {
     return is < 0 ? -1 : (is == 1) == trained ? compare() : 0;
   }
 
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(tensors_.ptr());
+    Py_VISIT(context_.ptr());
+    return 0;
+  }
+
  private:
   int compare() const {
     for (std::size_t i = 0; i < before_.size(); ++i) {
@@ -113,16 +120,11 @@ class UnchangedTensors {
   std::vector<Appearance> before_;
 };
 
-// As Python holds it. Its methods are called at every use, so they are plain ones of CPython's.
-struct Object {
-  PyObject_HEAD UnchangedTensors* look;
-};
-
-const UnchangedTensors& look_of(PyObject* self) { return *reinterpret_cast<Object*>(self)->look; }
+using HeldTensors = Held<UnchangedTensors>;
 
 PyObject* answer(int found) { return found < 0 ? nullptr : PyBool_FromLong(found); }
 
-PyObject* hold(PyObject* self, PyObject*) { return answer(look_of(self).hold()); }
+PyObject* hold(PyObject* self, PyObject*) { return answer(HeldTensors::of(self)->hold()); }
 
 PyObject* hold_beside(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) {
@@ -136,14 +138,7 @@ PyObject* hold_beside(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
   return answer(
-      look_of(self).hold_beside(args[0], shape, torch.place(args[2]), args[3] == Py_True));
-}
-
-void destroy(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  delete reinterpret_cast<Object*>(self)->look;
-  type->tp_free(self);
-  Py_DECREF(type);
+      HeldTensors::of(self)->hold_beside(args[0], shape, torch.place(args[2]), args[3] == Py_True));
 }
 
 PyTypeObject* type_of_looks() {
@@ -154,24 +149,12 @@ PyTypeObject* type_of_looks() {
        "hold_beside(x, shape, dtype, trained): whether they are, and x is an ordinary tensor of "
        "the CPU that looks like this."},
       {nullptr, nullptr, 0, nullptr}};
-  static PyTypeObject* const type = [] {
-    PyType_Slot slots[] = {
-        {Py_tp_methods, methods}, {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)}, {0, nullptr}};
-    PyType_Spec spec{"dpkern._C.UnchangedTensorsObject", sizeof(Object), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  }();
-  if (type == nullptr) throw py::error_already_set();
-  return type;
+  return HeldTensors::type("dpkern._C.UnchangedTensorsObject", methods);
 }
 
 py::object make(py::list tensors, py::object context) {
-  auto look = std::make_unique<UnchangedTensors>(std::move(tensors), std::move(context));
-  PyTypeObject* const type = type_of_looks();
-  PyObject* const made = type->tp_alloc(type, 0);
-  if (made == nullptr) throw py::error_already_set();
-  reinterpret_cast<Object*>(made)->look = look.release();
-  return py::reinterpret_steal<py::object>(made);
+  return HeldTensors::make(
+      type_of_looks(), std::make_unique<UnchangedTensors>(std::move(tensors), std::move(context)));
 }
 
 }  // namespace
@@ -179,7 +162,7 @@ py::object make(py::list tensors, py::object context) {
 int hold_beside(PyObject* looks, PyObject* x, const std::vector<std::int64_t>& shape, int dtype,
                 bool trained) {
   if (Py_TYPE(looks) != type_of_looks()) return 0;
-  return look_of(looks).hold_beside(x, shape, dtype, trained);
+  return HeldTensors::of(looks)->hold_beside(x, shape, dtype, trained);
 }
 
 void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make); }

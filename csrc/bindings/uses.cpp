@@ -6,11 +6,13 @@
 #include <pybind11/stl.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/held.h"
 #include "bindings/replay.h"
 #include "bindings/tensors.h"
 #include "bindings/unchanged.h"
@@ -186,44 +188,24 @@ struct Use {
     inputs = shape.back();
     if (kind == Kind::kLinear) out_shape.back() = outputs;
   }
+  int visit(visitproc visit, void* arg) const {
+    for (const py::object* part :
+         {&weight, &bias, &plain_weight, &looks, &dtype, &calls, &apply, &shape_given, &eps}) {
+      Py_VISIT(part->ptr());
+    }
+    Py_VISIT(kinds.ptr());
+    Py_VISIT(arguments.ptr());
+    return 0;
+  }
   bool is_double() const { return torch.dtypes[static_cast<std::size_t>(place)].bits == 64; }
 };
 
-struct UseObject {
-  PyObject_HEAD Use* use;
-};
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  const Use* const use = reinterpret_cast<UseObject*>(self)->use;
-  if (use == nullptr) return 0;
-  for (const py::object* part :
-       {&use->weight, &use->bias, &use->plain_weight, &use->looks, &use->dtype, &use->calls,
-        &use->apply, &use->shape_given, &use->eps}) {
-    Py_VISIT(part->ptr());
-  }
-  Py_VISIT(use->kinds.ptr());
-  Py_VISIT(use->arguments.ptr());
-  return 0;
-}
-
-int clear(PyObject* self) {
-  delete std::exchange(reinterpret_cast<UseObject*>(self)->use, nullptr);
-  return 0;
-}
-
-void destroy(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  clear(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
+using HeldUse = Held<Use>;
 
 PyObject* resize(PyObject* self, PyObject* batch) {
   const long long samples = PyLong_AsLongLong(batch);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  reinterpret_cast<UseObject*>(self)->use->resize(samples);
+  HeldUse::of(self)->resize(samples);
   Py_RETURN_NONE;
 }
 
@@ -231,29 +213,27 @@ PyTypeObject* type_of_uses() {
   static PyMethodDef methods[] = {
       {"resize", &resize, METH_O, "resize(batch): expect so many samples from now on."},
       {nullptr, nullptr, 0, nullptr}};
-  static PyTypeObject* const type = [] {
-    PyType_Slot slots[] = {{Py_tp_methods, methods},
-                           {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
-                           {Py_tp_clear, reinterpret_cast<void*>(&clear)},
-                           {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
-                           {0, nullptr}};
-    PyType_Spec spec{"dpkern._C.ReplayedUse", sizeof(UseObject), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                     slots};
-    return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  }();
-  if (type == nullptr) throw py::error_already_set();
-  return type;
+  return HeldUse::type("dpkern._C.ReplayedUse", methods);
 }
 
-// The use of a site; null where Python alone knows it.
-Use* use_of(PyObject* site, Kind kind) {
-  const Owned found = get(site, names().compiled);
-  if (!found) PyErr_Clear();
-  if (!found || Py_TYPE(found.get()) != type_of_uses()) return nullptr;
-  Use* const use = reinterpret_cast<UseObject*>(found.get())->use;  // the site holds it
-  return use != nullptr && use->kind == kind ? use : nullptr;
-}
+// The use of a site, which lives as long as this; empty where Python alone knows it.
+class Found {
+ public:
+  Found() = default;
+  Found(PyObject* site, Kind kind) : object_(get(site, names().compiled)) {
+    if (!object_ || Py_TYPE(object_.get()) != type_of_uses()) return;
+    const Use* const use = HeldUse::of(object_.get());
+    if (use != nullptr && use->kind == kind) use_ = use;
+  }
+
+  explicit operator bool() const { return use_ != nullptr; }
+  const Use& operator*() const { return *use_; }
+  const Use* operator->() const { return use_; }
+
+ private:
+  Owned object_;
+  const Use* use_ = nullptr;
+};
 
 // ---- the next use of a pass ----
 
@@ -290,7 +270,7 @@ bool are_expected(const Use& use, PyObject* x) {
 struct Next {
   Owned capture, run;
   PyObject* site = nullptr;
-  Use* use = nullptr;
+  Found use;
 };
 
 // Whether the pass that runs is watched; false with an error, too.
@@ -323,9 +303,9 @@ std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind
   const long long cursor = known.cursor.number(run);
   if (!PyList_CheckExact(sites) || cursor < 0 || cursor >= PyList_GET_SIZE(sites)) return {};
   next.site = PyList_GET_ITEM(sites, static_cast<Py_ssize_t>(cursor));
-  next.use = use_of(next.site, kind);
-  const Use* const use = next.use;
-  if (use == nullptr || use->weight.ptr() != weight || use->bias.ptr() != bias) return {};
+  next.use = Found(next.site, kind);
+  const Found& use = next.use;
+  if (!use || use->weight.ptr() != weight || use->bias.ptr() != bias) return {};
   if (nodes.pending.number(nodes.counter) != use->nodes_before || !is_usual_pass()) return {};
   const bool same =
       hold_beside(use->looks.ptr(), x, use->shape, use->place, use->differentiable) == 1;
@@ -348,9 +328,13 @@ PyObject* run_next(const Next& next, PyObject* x) {
   return PyObject_Vectorcall(next.use->apply.ptr(), given, 4, nullptr);
 }
 
-// Let the function of Python's that stands beside do it, as if nothing had been asked.
+// Let the function of Python's that stands beside do it, as if nothing had been asked; but who
+// interrupts the program means it.
 PyObject* other(PyObject* function, PyObject* const* args, Py_ssize_t count) {
-  PyErr_Clear();
+  if (PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
+    PyErr_Clear();
+  }
   return PyObject_Vectorcall(function, args, static_cast<std::size_t>(count), nullptr);
 }
 
@@ -438,9 +422,9 @@ PyObject* product(PyObject* run, const View& x, const Use& use, bool turned) {
 
 // forward(ctx, anchor, run, site, x)
 PyObject* linear_forward(PyObject* function, PyObject* const* args, Py_ssize_t count) {
-  const Use* const use = count == 5 ? use_of(args[3], Kind::kLinear) : nullptr;
+  const Found use = count == 5 ? Found(args[3], Kind::kLinear) : Found();
   View view;
-  if (use == nullptr || !own_products(args[2], *use) || !view_of(args[4], *use, &view)) {
+  if (!use || !own_products(args[2], *use) || !view_of(args[4], *use, &view)) {
     return other(function, args, count);
   }
   if (!note(args[0], args[2], args[3], args[4], *use)) return nullptr;
@@ -448,8 +432,8 @@ PyObject* linear_forward(PyObject* function, PyObject* const* args, Py_ssize_t c
 }
 
 PyObject* layer_norm_forward(PyObject* function, PyObject* const* args, Py_ssize_t count) {
-  const Use* const use = count == 5 ? use_of(args[3], Kind::kLayerNorm) : nullptr;
-  if (use == nullptr) return other(function, args, count);
+  const Found use = count == 5 ? Found(args[3], Kind::kLayerNorm) : Found();
+  if (!use) return other(function, args, count);
   PyObject* const rest = use->arguments.ptr();
   PyObject* const given[] = {args[4], PyTuple_GET_ITEM(rest, 0), PyTuple_GET_ITEM(rest, 1),
                              PyTuple_GET_ITEM(rest, 2), PyTuple_GET_ITEM(rest, 3)};
@@ -465,22 +449,39 @@ PyObject* layer_norm_forward(PyObject* function, PyObject* const* args, Py_ssize
   return out;
 }
 
+// An operand that was saved, contiguous; null where it is not what the use has seen, such as what
+// hooks of saved tensors may make of it, or with an error.
+Owned operand_of(PyObject* x, const Use& use, View* view) {
+  if (Py_TYPE(x) != torch.tensor || torch.exchange->view(x, view) != 0) return {};
+  const bool same =
+      find_dtype(*view) == use.place && view->device.type == kCpu &&
+      std::equal(use.shape.begin(), use.shape.end(), view->shape, view->shape + view->dims);
+  if (!same) return {};
+  if (!is_contiguous(*view)) {
+    Owned copy(PyObject_CallMethodNoArgs(x, names().contiguous));
+    return copy && torch.exchange->view(copy.get(), view) == 0 ? std::move(copy) : Owned();
+  }
+  Py_INCREF(x);
+  return x;
+}
+
 // A backward pass that takes its gradient for the run.
 struct Arrival {
   Owned site, run;
-  Use* use = nullptr;
-  View g;
+  Found use;
+  Owned operand;
+  View x, g;
   Owned entered;  // what the run says of the first gradient of a pass
 };
 
 // Look whether a gradient is the one that is expected; null: Python knows better.
-std::optional<Arrival> expected(PyObject* ctx, PyObject* g, Kind kind) {
+std::optional<Arrival> expected(PyObject* ctx, PyObject* x, PyObject* g, Kind kind) {
   if (Py_TYPE(g) != torch.tensor || !answers(known.recording, Py_False)) return {};
   Arrival found;
   if (!(found.site = get(ctx, names().site)) || !(found.run = get(ctx, names().run))) return {};
-  found.use = use_of(found.site.get(), kind);
+  found.use = Found(found.site.get(), kind);
   PyObject* const run = found.run.get();
-  if (found.use == nullptr || Py_TYPE(run) != known.run) return {};
+  if (!found.use || Py_TYPE(run) != known.run) return {};
   const Use& use = *found.use;
   if (known.live.of(run) != Py_True) return {};
   PyObject* const held = known.held.of(run);
@@ -489,7 +490,7 @@ std::optional<Arrival> expected(PyObject* ctx, PyObject* g, Kind kind) {
     return {};
   }
   if (kind == Kind::kLinear && !own_products(run, use)) return {};
-  if (!view_of(g, use, &found.g)) return {};
+  if (!view_of(g, use, &found.g) || !(found.operand = operand_of(x, use, &found.x))) return {};
   const Owned task(PyObject_CallNoArgs(known.task));
   const int same =
       task ? PyObject_RichCompareBool(task.get(), known.current_task.of(run), Py_EQ) : -1;
@@ -507,7 +508,7 @@ bool hold(const Arrival& arrival, Owned held) {
   const auto index = static_cast<Py_ssize_t>(arrival.use->index);
   const Owned number(PyLong_FromSsize_t(index));
   PyObject* const order = known.order.of(run);
-  if (!held || !number || !PyList_CheckExact(order)) return false;
+  if (!held || !number) return false;
   return PyList_SetItem(known.held.of(run), index, held.release()) == 0 &&
          PyList_Append(order, number.get()) == 0;
 }
@@ -532,30 +533,18 @@ bool is_unwritten(PyObject* ctx, const Use& use) {
   return false;
 }
 
-// An operand as it is, or a contiguous copy; null with an error.
-Owned contiguous(PyObject* x, const Use& use, View* view) {
-  Py_INCREF(x);
-  Owned found(x);
-  if (view_of(x, use, view)) return found;
-  PyErr_Clear();
-  found = PyObject_CallMethodNoArgs(x, names().contiguous);
-  return found && view_of(found.get(), use, view) ? std::move(found) : Owned();
-}
-
-// linear_gradient(ctx, x, g): what follows where the gradient of a linear map has arrived.
-PyObject* linear_gradient(const Arrival& arrival, PyObject* ctx, PyObject* x, PyObject* g) {
+// What follows where the gradient of a linear map has arrived.
+PyObject* linear_gradient(const Arrival& arrival, PyObject* ctx, PyObject* g) {
   const Use& use = *arrival.use;
-  View view;
-  const Owned operand = contiguous(x, use, &view);
-  if (!operand) return nullptr;
-  use.taker->take(use.index, reinterpret_cast<std::uintptr_t>(view.data),
+  PyObject* const x = arrival.operand.get();
+  use.taker->take(use.index, reinterpret_cast<std::uintptr_t>(arrival.x.data),
                   reinterpret_cast<std::uintptr_t>(arrival.g.data));
   if (use.kept) {
     if (!hold(arrival, PyTuple_New(0))) return nullptr;
   } else {
-    const Owned before = get(operand.get(), names()._version), after = get(g, names()._version);
+    const Owned before = get(x, names()._version), after = get(g, names()._version);
     if (!before || !after) return nullptr;
-    if (!hold(arrival, PyTuple_Pack(4, operand.get(), g, before.get(), after.get()))) {
+    if (!hold(arrival, PyTuple_Pack(4, x, g, before.get(), after.get()))) {
       return nullptr;
     }
   }
@@ -576,21 +565,20 @@ void differentiate(const View& g, const View& x, const View& mean, const View& r
       threads);
 }
 
-PyObject* layer_norm_gradient(const Arrival& arrival, PyObject* ctx, PyObject* x, PyObject*) {
+PyObject* layer_norm_gradient(const Arrival& arrival, PyObject* ctx, PyObject*) {
   const Use& use = *arrival.use;
   if (!is_unwritten(ctx, use)) return nullptr;
-  View view, mean, rstd, dx;
-  const Owned operand = contiguous(x, use, &view);
+  View mean, rstd, dx;
   const Owned statistics = get(ctx, names().statistics);
-  if (!operand || !statistics) return nullptr;
+  if (!statistics) return nullptr;
   Owned made(new_tensor(use.shape, use.place));
   if (!made || torch.exchange->view(made.get(), &dx) != 0 ||
       torch.exchange->view(PyTuple_GET_ITEM(statistics.get(), 0), &mean) != 0 ||
       torch.exchange->view(PyTuple_GET_ITEM(statistics.get(), 1), &rstd) != 0) {
     return nullptr;
   }
-  (use.is_double() ? &differentiate<double> : &differentiate<float>)(arrival.g, view, mean, rstd,
-                                                                     use, dx,
+  (use.is_double() ? &differentiate<double> : &differentiate<float>)(arrival.g, arrival.x, mean,
+                                                                     rstd, use, dx,
                                                                      threads_of(arrival.run.get()));
   return hold(arrival, PyTuple_New(0)) ? gradients(std::move(made)) : nullptr;
 }
@@ -606,7 +594,7 @@ PyObject* backward(PyObject* function, PyObject* const* args, Py_ssize_t count, 
   const Owned saved = get(ctx, names().saved_tensors);
   if (!saved) return nullptr;
   PyObject* const x = PyTuple_GET_ITEM(saved.get(), 0);
-  const std::optional<Arrival> arrival = expected(ctx, g, kind);
+  const std::optional<Arrival> arrival = expected(ctx, x, g, kind);
   if (!arrival) {
     PyObject* const given[] = {ctx, x, g};
     return other(function, given, 3);
@@ -618,7 +606,7 @@ PyObject* backward(PyObject* function, PyObject* const* args, Py_ssize_t count, 
     return other(function, given, 4);
   }
   const bool linear = kind == Kind::kLinear;
-  return (linear ? &linear_gradient : &layer_norm_gradient)(*arrival, ctx, x, g);
+  return (linear ? &linear_gradient : &layer_norm_gradient)(*arrival, ctx, g);
 }
 
 PyObject* linear_backward(PyObject* function, PyObject* const* args, Py_ssize_t count) {
@@ -723,7 +711,6 @@ py::object make(const py::dict& given) {
   const auto address = [&](const char* name) {
     return given.contains(name) ? given[name].cast<std::uintptr_t>() : 0;
   };
-  PyTypeObject* const type = type_of_uses();
   const bool linear = given["kind"].cast<std::string>() == "linear";
   auto use = std::make_unique<Use>();
   use->kind = linear ? Kind::kLinear : Kind::kLayerNorm;
@@ -751,10 +738,7 @@ py::object make(const py::dict& given) {
     use->shape_given = use->arguments[0], use->eps = use->arguments[3];
     use->entries = given["entries"].cast<std::int64_t>();
   }
-  PyObject* const made = type->tp_alloc(type, 0);
-  if (made == nullptr) throw py::error_already_set();
-  reinterpret_cast<UseObject*>(made)->use = use.release();
-  return py::reinterpret_steal<py::object>(made);
+  return HeldUse::make(type_of_uses(), std::move(use));
 }
 
 }  // namespace

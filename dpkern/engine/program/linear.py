@@ -71,17 +71,20 @@ class LinearSite(UseSite):
             flat.starts[self.weight_part.slot.index],
         )
         self.take_norm = flat.calls.take
-        if bias is self.bias_part:  # else the bias has other uses
-            self.compiled = compiled_use(
-                self,
-                _apply,
-                kind="linear",
-                outputs=self.outputs,
-                kept=self.kept,
-                weight_address=self.weight_address,
-                bias_address=address(self.plain_bias),
-                calls=flat.calls,
-            )
+        self.compile()
+
+    def in_cpp(self) -> Any:
+        if self._own_bias is not self.bias_part:
+            return None  # the bias has other uses
+        return compiled_use(
+            *(self, _apply),
+            kind="linear",
+            outputs=self.outputs,
+            kept=self.kept,
+            weight_address=self.weight_address,
+            bias_address=address(self.plain_bias),
+            calls=self.flat.calls,
+        )
 
     @property
     def _own_bias(self) -> Part | None:
@@ -166,7 +169,7 @@ def _gradient(
     if use is None:
         use = run.task == _task() or run.enters(site, g)
     if use is True:
-        if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
+        if run.held[site.index] is None and site.expects(x, g):
             site.take(run, x, g)
         else:
             recorded._arrive(run.repeated(site), x, g)

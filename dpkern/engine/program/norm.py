@@ -66,6 +66,7 @@ class NormSite(UseSite):
         number = flat.spare_rows if self.bias_part is None else self.bias_part.rows
         self.rows = (self.weight_rows, flat.memory.rows_address(number))[: self.written]
         self.flat = flat
+        self.compile()
 
     @abstractmethod
     def recorded_backward(
@@ -106,7 +107,7 @@ def _gradient(
     if use is None:
         use = run.task == _task() or run.enters(site, g)
     if use is True:
-        if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
+        if run.held[site.index] is not None or not site.expects(x, g):
             use = run.repeated(site)
         else:
             if not x.is_contiguous():
@@ -141,12 +142,10 @@ class LayerNormSite(LastDimensionsSite):
 
     operations = ("layer_norm",)
 
-    def place(self, flat: Flat) -> None:
-        super().place(flat)
+    def in_cpp(self) -> Any:
         saved = self.saved
-        self.compiled = compiled_use(
-            self,
-            _apply_layer_norm,
+        return compiled_use(
+            *(self, _apply_layer_norm),
             kind="layer_norm",
             weight_address=self.weight_address,
             rows=self.rows,

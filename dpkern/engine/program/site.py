@@ -123,7 +123,7 @@ class UseSite(ABC):
             self.bias = bias
             self.plain_bias = None if bias is None else bias.detach()
         self.unchanged = Unchanged([self.weight] if bias is None else [self.weight, bias])
-        self.compiled = None
+        self.compile()
         return True
 
     def _is_frozen(self, bias: Any) -> bool:
@@ -157,9 +157,25 @@ class UseSite(ABC):
         if self.compiled is not None:
             self.compiled.resize(batch)
 
+    def compile(self) -> None:
+        """Describe the use to C++, which then takes it where it can."""
+        self.compiled = self.in_cpp()
+        if self.compiled is not None:
+            self.compiled.resize(self.batch)
+
+    def in_cpp(self) -> Any:
+        """Return the use as C++ takes it; None where no code there knows its kind."""
+        return None
+
     def admits(self, x: Tensor) -> bool:
         """Whether an input of the right shape and dtype can be replayed."""
         return True
+
+    def expects(self, x: Tensor, g: Tensor) -> bool:
+        """Whether operand and gradient are of the kind that was recorded."""
+        ordinary = g.dtype is self.dtype and type(g) is Tensor
+        # Hooks of saved tensors may have made another one of the operand.
+        return ordinary and x.dtype is self.dtype and x.shape == self.shape and type(x) is Tensor
 
     @property
     def bytes(self) -> int:

@@ -1,0 +1,175 @@
+"""Uses that C++ takes give the bits of those that Python takes, and cost it no functions."""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import pstats
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpkern
+from dpkern.engine.program.site import UseSite
+from dpkern.ops import direct
+from tests.engine.replayed_loops import both
+
+STEPS = 8
+quick = pytest.mark.skipif(direct.look("quick") is None, reason="no compiled module")
+
+
+def stack(layers: int, frozen: bool = False, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6)]
+    model = nn.Sequential(*parts, nn.Linear(6, 3, bias=False)).to(dtype)
+    if frozen:
+        for part in model[::3]:
+            if part.bias is not None:
+                part.bias.requires_grad_(False)
+    return model
+
+
+class Run:
+    """A training loop, and what C++ and Python have done of it."""
+
+    def __init__(
+        self, model: nn.Module, sampling: str = "fixed", shape: tuple[int, ...] = (6,)
+    ) -> None:
+        generator = torch.Generator().manual_seed(1)
+        dtype = next(model.parameters()).dtype
+        x = torch.randn(32, *shape, generator=generator, dtype=dtype)
+        y = torch.randint(3, (32,), generator=generator)
+        engine = dpkern.PrivacyEngine()
+        self.module, self.optimizer, self.loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=8),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sampling=sampling,
+            unsafe_seed=1,
+        )
+        engine.capture.guard._occasions._gap = 1 << 60
+        self.program = engine.capture.program
+
+    def batches(self, steps: int) -> Any:
+        taken = 0
+        while True:
+            for x, y in self.loader:
+                if taken == steps:
+                    return
+                taken += 1
+                yield x, y
+
+    def steps(self, steps: int, edit: Callable[[Tensor], Tensor] = lambda out: out) -> list[Tensor]:
+        for x, y in self.batches(steps):
+            out = self.module(x)
+            out = out if out.dim() == 2 else out.mean(1)
+            F.cross_entropy(edit(out), y).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return [p.detach().clone().as_subclass(Tensor) for p in self.module.parameters()]
+
+    def python_calls(self, steps: int) -> dict[str, float]:
+        """How often a step has called each of Python's functions of a program."""
+        profile = cProfile.Profile(builtins=False)
+        profile.enable()
+        self.steps(steps)
+        profile.disable()
+        rows = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+        found = {}
+        for (file, _, name), row in rows.items():
+            if "engine/program" in file or "nodes_between" in file:
+                found[name] = row[1] / steps
+        return found
+
+
+def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UseSite, "compile", lambda self: None)
+
+
+@quick
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen biases"])
+def test_no_use_of_a_usual_step_costs_a_function(frozen: bool) -> None:
+    few, many = (Run(stack(layers, frozen)) for layers in (2, 6))
+    for run in (few, many):
+        run.steps(6)
+        assert run.program.reason == ""
+    counts = few.python_calls(3), many.python_calls(3)
+    assert counts[0] == counts[1], "functions for each use"
+    for name in ("_gradient", "forward", "next_site", "kinds", "enter", "leave", "take"):
+        assert name not in counts[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=["rows", "positions"])
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_bits_are_those_of_python(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...], sampling: str
+) -> None:
+    ours = Run(stack(2, dtype=dtype), sampling, shape)
+    weights = ours.steps(STEPS)
+    without_cpp(monkeypatch)
+    others = Run(stack(2, dtype=dtype), sampling, shape)
+    assert all(map(torch.equal, weights, others.steps(STEPS)))
+    assert ours.program.replays == others.program.replays >= STEPS - 3
+
+
+@pytest.mark.parametrize("change", ["skips", "twice", "again", "edits", "moves"])
+def test_changes_of_a_loop_are_seen_where_python_takes_all_uses(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    without_cpp(monkeypatch)
+    both(lambda run: setattr(run.module, change, True))
+
+
+@quick
+def test_functions_of_python_stand_beside() -> None:
+    used: list[str] = []
+
+    def beside(*given: object) -> None:
+        used.append("beside")
+
+    make = direct.look("quick")
+    assert make is not None
+    for name in ("linear", "layer_norm", "linear_forward", "layer_norm_forward"):
+        assert make(name, beside)(1, 2) is None
+    assert used == ["beside"] * 4
+    with pytest.raises(ValueError, match="no function of this name"):
+        make("another", beside)
+
+
+def test_operands_that_hooks_have_changed_are_read_as_they_are() -> None:
+    def halved(tensor: Tensor) -> Tensor:
+        return tensor.half() if tensor.shape == (8, 6) else tensor
+
+    weights = []
+    for replayed in (True, False):
+        run = Run(stack(1))
+        run.program.enabled = replayed
+        run.steps(6)
+        replays = run.program.replays
+        with torch.autograd.graph.saved_tensors_hooks(halved, lambda tensor: tensor):
+            weights.append(run.steps(1))
+        assert run.program.replays == replays
+    for ours, recorded in zip(*weights, strict=True):
+        torch.testing.assert_close(ours, recorded, atol=1e-3, rtol=0)
+
+
+@quick
+def test_a_program_does_not_outlive_its_model() -> None:
+    run = Run(stack(1))
+    run.steps(6)
+    assert all(site.compiled is not None for site in run.program.flat.sites)  # type: ignore[union-attr]
+    weight = weakref.ref(run.module[0].weight)
+    del run
+    gc.collect()
+    assert weight() is None
