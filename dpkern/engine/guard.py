@@ -90,15 +90,20 @@ class ForwardGuard:
         self._attached = False
         self.state.detach()
 
-    def expects_nothing(self) -> bool:
-        """Whether the next pass with gradients finds everything as the last and is not probed."""
+    def expects_nothing(self, passes: int) -> bool:
+        """Whether the next passes with gradients find all as the last did, and none is probed."""
         quick = None if self._uniform else self.state.quick
         watched = self._attached and not self._is_paused and not self.capture._public
-        return watched and quick is not None and self._occasions.may_pass and quick.before()
+        return watched and quick is not None and self._occasions.may_pass(passes) and quick.before()
 
-    def count_replay(self) -> None:
-        """Count a pass that is replayed, of which ``expects_nothing`` holds."""
-        self._occasions.count_pass()
+    def count_replay(self, passes: int) -> None:
+        """Count passes that are replayed, of which ``expects_nothing`` holds."""
+        self._occasions.count_pass(passes)
+
+    @property
+    def passes_left(self) -> int:
+        """The number of training passes to the next secret probe."""
+        return self._occasions.passes_left
 
     @property
     def seen_entries(self) -> TableEntries | None:

@@ -97,15 +97,19 @@ class Occasions:
         return hash((self.combination, recording, given)) in self._known
 
     @property
-    def may_pass(self) -> bool:
-        """Whether the next training pass is due for no secret probe."""
-        return self._gap > 1
+    def passes_left(self) -> int:
+        """The number of training passes to the next secret probe."""
+        return self._gap
 
-    def count_pass(self) -> bool:
-        """Count a training pass in which nothing has changed; False if it is due for a probe."""
-        if not self.may_pass:
+    def may_pass(self, passes: int = 1) -> bool:
+        """Whether so many training passes are due for no secret probe."""
+        return self._gap > passes
+
+    def count_pass(self, passes: int = 1) -> bool:
+        """Count training passes in which nothing has changed; False if one is due for a probe."""
+        if not self.may_pass(passes):
             return False
-        self._gap -= 1
+        self._gap -= passes
         return True
 
     @property
