@@ -312,6 +312,24 @@ def test_what_waits_for_the_device_cannot_be_recorded() -> None:
     assert run.engine.step.steps == FIRST + 1
 
 
+def test_losses_of_classes_wait_for_nothing() -> None:
+    """Whether a target is left out is not looked at: each record has a mean of its own."""
+
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module(x), y, ignore_index=2)
+
+    run, graph = recorded_run(loss=loss)
+    with torch.no_grad():
+        x, y = run.batch()
+        run.model.eval()
+        terms = F.cross_entropy(run.model(x), y, ignore_index=2, reduction="none")
+        run.model.train()
+        wanted = float(terms.detach().sum() / len(terms))
+    found = float(run.loss(run.model.eval(), x, y).detach()) if run.loss else 0.0
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert graph.replays == 1
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
