@@ -90,15 +90,21 @@ class ForwardGuard:
         self._attached = False
         self.state.detach()
 
-    def expects_nothing(self) -> bool:
-        """Whether the next pass with gradients finds everything as the last and is not probed."""
+    def expects_nothing(self, passes: int) -> bool:
+        """Whether the next passes with gradients find all as the last did, and none is probed."""
         quick = None if self._uniform else self.state.quick
         watched = self._attached and not self._is_paused and not self.capture._public
-        return watched and quick is not None and self._occasions.gap > 1 and quick.before()
+        soon = self._occasions.gap <= passes
+        return watched and quick is not None and not soon and quick.before()
 
-    def count_replay(self) -> None:
-        """Count a pass that is replayed, of which ``expects_nothing`` holds."""
-        self._occasions.gap -= 1
+    def count_replay(self, passes: int) -> None:
+        """Count passes that are replayed, of which ``expects_nothing`` holds."""
+        self._occasions.gap -= passes
+
+    @property
+    def passes_left(self) -> int:
+        """The number of training passes to the next secret probe."""
+        return self._occasions.gap
 
     @property
     def seen_entries(self) -> TableEntries | None:

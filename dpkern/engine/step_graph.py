@@ -72,6 +72,7 @@ class StepGraph:
         self.replays = 0
         self.reason = "nothing was recorded yet"
         self._before = 0
+        self._passes = 1
         self._given: list[Tensor] = []
         self._recording: Recording | None = None
         self._is_open = True
@@ -108,7 +109,7 @@ class StepGraph:
             yielded = self._boundary.current
         else:
             yielded = self._boundary.enter_again(batch)
-            self._capture.guard.count_replay()
+            self._capture.guard.count_replay(self._passes)
             for mine, given in zip(self._given, batch, strict=True):
                 mine.copy_(untracked(given))
         assert self._recording is not None
@@ -145,7 +146,7 @@ class StepGraph:
             return "one of the first steps"
         if known.probe is not None or known.fresh or known.watch_input:
             return "a probe of the batch dimension is due"
-        if not self._capture.guard.expects_nothing():
+        if not self._capture.guard.expects_nothing(self._passes):
             return "the guards look at this pass"
         return ""
 
@@ -164,8 +165,10 @@ class StepGraph:
                 raise _unfit("a loss or sums of another kind")
             return loss.detach(), result
 
+        left = capture.guard.passes_left
+        public = list(map(id, capture.public_gradients.values()))
         try:
-            recording = Recording(lambda: None, work, given[0].device)
+            recording = Recording(lambda: None, work, capture.slots[0].used.device)
         except DPKernError:
             capture.discard_samples()
             raise
@@ -173,9 +176,13 @@ class StepGraph:
             capture.discard_samples()
             raise _unfit(f"a step that cannot be recorded: {error}") from error
         entries = capture.guard.seen_entries
-        if entries is None or not capture.guard.expects_nothing():
+        if public != list(map(id, capture.public_gradients.values())):
+            capture.discard()
+            raise _unfit("public passes in the loss")
+        if entries is None or not capture.guard.expects_nothing(0):
             capture.discard_samples()
             raise _unfit("a module that writes to itself in its passes")
+        self._passes = left - capture.guard.passes_left
         module = capture.module
         with without_torch_function():
             self._unchanged = Unchanged([*module.parameters(), *module.buffers()])
@@ -188,10 +195,12 @@ class StepGraph:
 
         Raises:
             InvalidInput: it is not.
+            PrivacyError: it is not a batch of the loader.
         """
         if not self._is_open:
             raise _unfit("a graph that was closed")
         _check_recordable(self)
+        self._boundary.whole_batch(batch)
         if self._recording is None:
             return
         same = len(batch) == len(self._given) and all(

@@ -57,7 +57,7 @@ class Run:
             sampling=sampling,
             unsafe_seed=1,
         )
-        engine.capture.guard._occasions._gap = 1 << 60
+        engine.capture.guard._occasions.gap = 1 << 60
         self.program = engine.capture.program
 
     def batches(self, steps: int) -> Any:

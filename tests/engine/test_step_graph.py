@@ -312,6 +312,24 @@ def test_what_waits_for_the_device_cannot_be_recorded() -> None:
     assert run.engine.step.steps == FIRST + 1
 
 
+def test_losses_of_classes_wait_for_nothing() -> None:
+    """Whether a target is left out is not looked at: each record has a mean of its own."""
+
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module(x), y, ignore_index=2)
+
+    run, graph = recorded_run(loss=loss)
+    with torch.no_grad():
+        x, y = run.batch()
+        run.model.eval()
+        terms = F.cross_entropy(run.model(x), y, ignore_index=2, reduction="none")
+        run.model.train()
+        wanted = float(terms.detach().sum() / len(terms))
+    found = float(run.loss(run.model.eval(), x, y).detach()) if run.loss else 0.0
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert graph.replays == 1
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -334,6 +352,33 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         return self.last(x.mean(1)) * scale[:, None]
+
+
+@pytest.mark.slow
+def test_two_passes_in_a_step_count_as_two() -> None:
+    def twice(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(module, x, y) + loss_of(module, 2 * x, y)
+
+    plain, run = Run(None), Run(twice)
+    for each in (plain, run):
+        torch.manual_seed(1)
+        each.steps(FIRST + 2, twice)
+    equal(run, plain)
+    run.guard._occasions.gap = 9
+    run.step()
+    assert (run.guard.passes_left, run.graph and run.graph.replays) == (7, 3)
+
+
+def test_public_passes_in_the_loss_are_refused() -> None:
+    def with_public(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with runs[0].engine.public():
+            module(torch.ones(2, 5, 6)).sum().backward()
+        return loss_of(module, x, y)
+
+    runs = [Run(with_public)]
+    runs[0].steps(FIRST)
+    with pytest.raises(InvalidInput, match="StepGraph"):
+        runs[0].steps(3)
 
 
 def test_a_module_that_the_guards_always_look_at_is_refused() -> None:

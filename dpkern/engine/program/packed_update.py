@@ -94,6 +94,9 @@ class PackedUpdate:
     def pack(self, step: DPStep, groups: Sequence[Group]) -> None:
         """Keep the arguments of an update that has just run."""
         self._groups = None
+        if not step.params[0].is_cpu:
+            self.reason = "parameters on a device"
+            return
         numbers = _NUMBERS.get(type(self.optimizer))
         indices = sorted(i for group in groups for i in group.indices)
         if numbers is None:

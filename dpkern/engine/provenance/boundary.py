@@ -218,18 +218,24 @@ class ModuleBoundary:
         self._records = rows.records
         batch.in_pass = len(rows.records)
 
-    def enter_again(self, batch: Sequence[Tensor]) -> YieldedBatch:
-        """Let the samples of a pass enter whose operations are those of an earlier pass.
-
-        Args:
-            batch: what the loop gives to that pass, each with all records of a batch in order.
+    def whole_batch(self, given: Sequence[Tensor]) -> Rows:
+        """Return the rows of tensors that each hold all records of the loader's batch in order.
 
         Raises:
-            PrivacyError: samples that no loader yielded, in another order, or of an earlier batch.
+            PrivacyError: they hold others, or an empty draw.
         """
-        rows = rows_in_order(batch) if self.has_loader else None
-        if rows is None:
-            raise refusals.not_yielded(len(batch))
+        rows = rows_in_order(given) if self.has_loader else None
+        if rows is None or rows.batch.placeholder:
+            raise refusals.not_yielded(len(given))
+        return rows
+
+    def enter_again(self, given: Sequence[Tensor]) -> YieldedBatch:
+        """Let samples enter whose pass has the operations of an earlier one; return their batch.
+
+        Raises:
+            PrivacyError: they are not a whole batch, or of an earlier one.
+        """
+        rows = self.whole_batch(given)
         self._begin(rows)
         rows.batch.went_backward = True
         return rows.batch

@@ -201,6 +201,8 @@ def _has_read_targets(call: TrackedCall, batch: YieldedBatch) -> bool:
 def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
     if torch._C._are_functorch_transforms_active():
         return True  # whoever divides each record by its own number of targets needs not know
+    if not (target.is_cpu or target.is_floating_point()):
+        return True  # to know, the host would wait for the device
     if ignored < 0 and _any_negative is not None:
         found: bool | None = _any_negative(target)  # None unless it is a list of classes
         if found is not None:
@@ -223,6 +225,13 @@ def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: in
         if terms.dim() > 1:
             terms, valid = terms.flatten(1).sum(1), valid.flatten(1).sum(1)
         records = max(len(rows.batch.all), 1)
+        in_order = (rows.batch.each, rows.batch.spread)
+        if any(known is not None and rows.ids is known.ids for known in in_order):
+            # Each record has as many rows, so that no numbers have to go to a device.
+            of_record = terms.reshape(records, -1), valid.reshape(records, -1)
+            each = of_record[0].sum(1) / of_record[1].sum(1).clamp(min=1)
+            mean = each.sum() / max(rows.batch.in_pass, 1)
+            return retrack(mean, RecordSum(rows.batch, "mean"))
         numbers = np.where(rows.ids == NO_RECORD, records, rows.ids)
         ids = torch.from_numpy(numbers).to(terms.device)
         counts = valid.new_zeros(records + 1).index_add(0, ids, valid)

@@ -28,6 +28,7 @@ def cell(scale: float, dtype: torch.dtype) -> float:
     return float(_FLOATS[dtype](scale / SCALE_CELLS))
 
 
+@lru_cache(maxsize=4096)
 def step(scale: float, gradient_scale: float, dtype: torch.dtype) -> float:
     """Return the factor of a released whole number in the update.
 

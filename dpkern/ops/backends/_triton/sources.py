@@ -39,7 +39,7 @@ def _samples(table, entries, start, shift, tile, lane):
     step = lattice.LANES % entries
     x = ()
     for _ in tl.static_range(32):
-        x += (tl.load(table + at).to(tl.int32) << shift,)  # type: ignore[assignment]
+        x += (tl.load(table + at).to(tl.int32) << shift,)
         at += step
         at = tl.where(at < entries, at, at - entries)
     return x
@@ -145,22 +145,21 @@ def draws(
 
 
 def drawn(
-    draws: Draws | None, stream: Stream, distribution: str, device: torch.device
+    draws: Draws | None, stream: Stream | None, distribution: str, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a kernel's table, stream and numbers of its draws, and its constants for them.
 
     Draws that are in memory already are read by other kernels.
     """
-    source, read = INLINE, (0, 0, 0)
-    of: Stream | None = stream
+    source, of, read = INLINE, stream, [0, 0, 0]
     if draws is None:
         table = lattice.tables(distribution, device)
     elif isinstance(draws, SampleReads):
         source, of, distribution = SAMPLES, None, "gaussian"  # the table knows no law
-        table, read = draws.values.to(device), tuple(_ahead.reads(draws, 0).values())
+        table, read = draws.values.to(device), [*_ahead.reads(draws, 0).values()]
     else:
         assert isinstance(draws, CdtDraws)
         of, distribution, boundaries = _ahead.look_ups(draws)
-        source, table, read = BOUNDARIES, draws.values.to(device), (boundaries, 0, 0)
+        source, table, read = BOUNDARIES, draws.values.to(device), [boundaries, 0, 0]
     constants = {"SOURCE": source, "LAW": lattice.LAW_CODES[distribution]}
     return (table, *chacha.arguments(of), *read), constants
