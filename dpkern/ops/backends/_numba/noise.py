@@ -123,9 +123,11 @@ def _drawn(
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32, device="cpu") if out is None else out
     target = made.numpy()
-    in_parts(
-        count, team_of(count, _GRAIN), lambda _, *part: _draws(*source, position, target, *part)
-    )
+
+    def fill(_: int, begin: int, end: int) -> None:
+        _draws(*source, position, target, begin, end)
+
+    in_parts(count, team_of(count, _GRAIN), fill)
     increment_version(made)
     return made.to(device)
 
