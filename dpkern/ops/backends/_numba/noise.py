@@ -124,8 +124,10 @@ def _drawn(
     made = torch.empty(count, dtype=torch.int32, device="cpu") if out is None else out
     target = made.numpy()
 
+    words, table = source
+
     def fill(_: int, begin: int, end: int) -> None:
-        _draws(*source, position, target, begin, end)
+        _draws(words, table, position, target, begin, end)
 
     in_parts(count, team_of(count, _GRAIN), fill)
     increment_version(made)
