@@ -225,12 +225,12 @@ def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: in
         if terms.dim() > 1:
             terms, valid = terms.flatten(1).sum(1), valid.flatten(1).sum(1)
         records = max(len(rows.batch.all), 1)
-        in_order = (rows.batch.each, rows.batch.spread)
-        if any(known is not None and rows.ids is known.ids for known in in_order):
+        each = len(rows.ids) // records
+        if np.array_equal(rows.ids, np.repeat(rows.batch.all, each)):
             # Each record has as many rows, so that no numbers have to go to a device.
             of_record = terms.reshape(records, -1), valid.reshape(records, -1)
-            each = of_record[0].sum(1) / of_record[1].sum(1).clamp(min=1)
-            mean = each.sum() / max(rows.batch.in_pass, 1)
+            means = of_record[0].sum(1) / of_record[1].sum(1).clamp(min=1)
+            mean = means.sum() / max(rows.batch.in_pass, 1)
             return retrack(mean, RecordSum(rows.batch, "mean"))
         numbers = np.where(rows.ids == NO_RECORD, records, rows.ids)
         ids = torch.from_numpy(numbers).to(terms.device)
