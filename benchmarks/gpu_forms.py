@@ -111,7 +111,9 @@ def forms(t: Inputs, backend: str) -> dict[str, Callable[[], Any]]:
                 for n, p, q in ((7, 33, 21), (150, 64, 48))
             ),
         ],
-        "ghost.linear_sum": lambda: [summed(1, 33, 21), summed(64, 768, 2304)],
+        "ghost.linear_sum": lambda: [
+            summed(*sizes) for sizes in ((1, 33, 21), (64, 33, 21), (64, 768, 2304))
+        ],
         "ghost.embedding_sum": lambda: t.into(
             *(9, 21),
             run=lambda o: ghost.embedding_sum(t.ids(9, 5, 40), rows(40, 21), t.factors, o, **on),
