@@ -208,20 +208,26 @@ def spectral(
 @app.command("spectral-ratio")
 def spectral_over_dpsgd(
     rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="threads")] = 1,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="threads; may be repeated; default: 1 and 2")
+    ] = None,
     part: Annotated[
         list[str] | None, typer.Option(help="steps, circulants or layers; default: all")
     ] = None,
+    memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
     """Time steps and layers of the frequency domain over DP-SGD of this package."""
     parts = known(part or [], dict(spectral_ratio.PARTS), "part")
-    request = {"threads": threads, "rounds": rounds, "parts": parts}
-    result = step_report.worker("spectral_ratio", request, "retained")
+    runs = spectral_ratio.measured(threads or [1, 2], rounds, parts)
+    growth = list(spectral_ratio.memory()) if memory else []
     machine = this_machine()
-    table = spectral_ratio.markdown({**result, "processor": machine["processor"]})
-    whole = not part and threads == 1
-    write(path or default("spectral-ratio", whole), {"machine": machine, **result}, table)
+    tables = [spectral_ratio.markdown(run, machine["processor"]) for run in runs]
+    if growth:
+        tables.append(spectral_ratio.memory_table(growth))
+    content = {"machine": machine, "runs": runs, "memory": growth}
+    whole = memory and not (part or threads)
+    write(path or default("spectral-ratio", whole), content, "\n".join(tables))
 
 
 @app.command()

@@ -32,11 +32,14 @@ from .spectral_cases import CASES, Work
 from .spectral_step import LR, NOISE, VARIANTS, WHOLE
 from .step_cases import quiet
 from .step_models import TASKS, Task
+from .step_report import worker
 
 STEPS = ("GReDP spectrum", "Spectral-DP spectrum", "Spectral-DP whitened")
 COLUMNS = ("G", "S", "W")
-MEDIAN, WORST, STEP = 1.3, 2.5, 1.15
-"""Targets: the layers' median and worst, and each whole step."""
+MEDIAN, WORST, STEP, MEMORY = 1.3, 2.5, 1.15, 1.1
+"""Targets: the layers' median and worst, each whole step, and what it adds at its peak."""
+PROCESSES = 5
+"""Processes of a variant whose memory is measured: one alone differs by a tenth from the next."""
 
 Times = dict[tuple[str, bool], list[float]]
 
@@ -136,10 +139,48 @@ PARTS = {"steps": steps, "circulants": circulants, "layers": layers}
 """What is compared."""
 
 
-def markdown(result: dict[str, Any]) -> str:
+def measured(threads: list[int], rounds: int, parts: list[str]) -> list[dict[str, Any]]:
+    """Return the parts on the first number of threads, and steps alone on others."""
+    requests = [{"threads": threads[0], "parts": parts}]
+    requests += [{"threads": n, "parts": ["steps"]} for n in threads[1:] if "steps" in parts]
+    return [worker("spectral_ratio", r | {"rounds": rounds}, "retained") for r in requests]
+
+
+def memory() -> Iterator[dict[str, Any]]:
+    """Yield the bytes that two steps of each variant add at their peak, medians of processes."""
+    for name, task in WHOLE.items():
+        request = {"task": name, "whole": True, "threads": 1, "rounds": 1}
+        growth = {
+            variant: statistics.median(
+                worker("spectral_step", request | {"variant": variant})["growth"]
+                for _ in range(PROCESSES)
+            )
+            for variant in ("DP-SGD", *STEPS)
+        }
+        yield {"task": task.title, "growth": growth}
+
+
+def memory_table(rows: list[dict[str, Any]]) -> str:
+    """Return megabytes of DP-SGD, and the others over them."""
+    heads = ["two steps add at their peak", "DP-SGD, MB", *(f"{v} over it" for v in STEPS)]
+    lines = [
+        f"Medians of {PROCESSES} processes each; target {MEMORY}.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    for row in rows:
+        growth = row["growth"]
+        base = growth["DP-SGD"]
+        cells = [f"{base / 1e6:.0f}", *(f"{growth[v] / base:.2f}" for v in STEPS)]
+        lines.append(f"| {row['task']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def markdown(result: dict[str, Any], processor: str) -> str:
     """Return the tables of the parts that were measured."""
     lines = [
-        f"{result['processor']}, torch {torch.__version__}, {result['threads']} thread(s), load "
+        f"{processor}, torch {torch.__version__}, {result['threads']} thread(s), load "
         f"average {result['load'][0]:.1f} before and {result['load'][1]:.1f} after on "
         f"{os.cpu_count()} cores. Time over DP-SGD of this package, median of "
         f"{result['rounds']} rounds in turns in one process; float tier, keep a quarter. "

@@ -18,6 +18,7 @@ from ..step.noise_binding import refuse_shards
 from ..step.step import DPStep
 from . import distributed, observing, validate
 from .arguments import MakePrivateOptions, loader_of, sampling_of
+from .assumed_norms import assumption_of
 from .capture import Capture
 from .default_arithmetic import choose_arithmetic
 from .loader import PrivateLoader, check_loader
@@ -120,6 +121,9 @@ def make_parts(
     )
     if sharded is not None:
         check_plan(step)
+    assumed = assumption_of(step.plan, capture.parameters[0].device, options.backend)
+    if assumed is not None:
+        step.ledger.assume(assumed)
     if why_float:
         log.info("%s", why_float)
         step.ledger.state_invariance(False, (why_float,))

@@ -1,0 +1,51 @@
+"""Certificates name the assumption that norms of large grids rest on, and only where they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpkern
+from dpkern.ops.spectral._plan import LONGEST
+from dpkern.privacy.mechanisms import GReDP, SpectralDP
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    parts = nn.Conv2d(1, 2, 3, padding=1), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    return nn.Sequential(*parts, nn.Linear(8, 2))
+
+
+def conditions(side: int, kind: type[GReDP] | type[SpectralDP], backend: str | None = None) -> str:
+    model, x = network(), torch.randn(4, 1, side, side)
+    given = {"keep_fraction": 0.5} if kind is SpectralDP else {}
+    mechanism = kind(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sites=dpkern.survey(model, x[:2]),
+        mode="published",
+        **given,
+    )
+    engine = dpkern.PrivacyEngine()
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x, torch.zeros(4, dtype=torch.long)), batch_size=2),
+        mechanism=mechanism,
+        backend=backend,
+    )
+    return " ".join(engine.step.ledger.conditions)
+
+
+@pytest.mark.parametrize("kind", [GReDP, SpectralDP])
+def test_grids_beyond_the_kernels_are_named(kind: type[GReDP] | type[SpectralDP]) -> None:
+    assert "Fourier" not in conditions(16, kind)
+    found = conditions(LONGEST + 6, kind)
+    assert "Fourier transforms keep the error" in found
+    assert "on grids of 136 x 136" in found
+
+
+def test_the_reference_has_no_proof_of_its_own() -> None:
+    assert "on grids of 18 x 18" in conditions(16, GReDP, "reference")
