@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.base.errors import DPKernError, UnsupportedModule
 from dpkern.engine.program.site import UseSite
 from dpkern.ops import direct
 from tests.engine.replayed_loops import both
@@ -58,7 +59,7 @@ class Run:
             unsafe_seed=1,
         )
         engine.capture.guard._occasions.gap = 1 << 60
-        self.program = engine.capture.program
+        self.engine, self.program = engine, engine.capture.program
 
     def batches(self, steps: int) -> Any:
         taken = 0
@@ -129,6 +130,153 @@ def test_changes_of_a_loop_are_seen_where_python_takes_all_uses(
 ) -> None:
     without_cpp(monkeypatch)
     both(lambda run: setattr(run.module, change, True))
+
+
+class Net(nn.Module):
+    """Two layers with an operation between them that is no attribute, a norm and a head."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("table", torch.zeros(8, 6))
+        self.hidden = [between]
+        self.of_table = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.table if self.of_table else x
+        first = self.first(self.table if self.of_table else x)
+        out: Tensor = self.head(self.second(self.norm(self.hidden[-1](first)))) + x.sum(1, True)
+        return out
+
+
+class Odd:
+    """Steps as usual, one that is odd, and usual ones again."""
+
+    def __init__(self) -> None:
+        self.run = Run(Net())
+        self.reasons: list[str] = []
+
+    def step(self, odd: Callable[[Run, Tensor, Tensor], None] | None = None) -> None:
+        for x, y in self.run.batches(1):
+            if odd is None:
+                F.cross_entropy(self.run.module(x), y).backward()
+            else:
+                odd(self.run, x, y)
+            self.run.optimizer.step()
+            self.run.optimizer.zero_grad()
+        self.reasons.append(self.run.program.reason)
+
+    def taken(self, odd: Callable[[Run, Tensor, Tensor], None]) -> tuple[list[Tensor], list[str]]:
+        for number in range(8):
+            try:
+                self.step(odd if number == 6 else None)
+            except DPKernError as error:
+                self.reasons.append(str(error))
+                self.run.engine.drop()
+        assert self.reasons[5] == ""
+        return self.run.steps(0), self.reasons
+
+
+def usual(run: Run, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(run.module(x), y).backward()
+
+
+def between(operation: Callable[[Tensor], Tensor]) -> Callable[[Run, Tensor, Tensor], None]:
+    def odd(run: Run, x: Tensor, y: Tensor) -> None:
+        run.module.hidden[-1:] = [operation]
+        usual(run, x, y)
+        run.module.hidden[-1:] = [torch.tanh]
+
+    return odd
+
+
+def with_a_side_result(h: Tensor) -> Tensor:
+    h.exp()
+    return h.tanh()
+
+
+def under_autocast(run: Run, x: Tensor, y: Tensor) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        out = run.module(x)
+    F.cross_entropy(out.float(), y).backward()
+
+
+def with_another_eps(run: Run, x: Tensor, y: Tensor) -> None:
+    run.module.norm.eps = 0.5
+    usual(run, x, y)
+    run.module.norm.eps = 1e-5
+
+
+def after_a_public_pass(run: Run, x: Tensor, y: Tensor) -> None:
+    with run.engine.public():
+        (0.01 * run.module(torch.ones(8, 6))).sum().backward()
+    usual(run, x, y)
+
+
+def evaluated_before(run: Run, x: Tensor, y: Tensor) -> None:
+    run.module.eval()
+    run.module(torch.ones(3, 6))
+    run.module.train()
+    usual(run, x, y)
+
+
+def of_a_buffer(run: Run, x: Tensor, y: Tensor) -> None:
+    run.module.of_table = True
+    try:
+        usual(run, x, y)
+    finally:
+        run.module.of_table = False
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        between(torch.sigmoid),
+        between(with_a_side_result),
+        under_autocast,
+        with_another_eps,
+        after_a_public_pass,
+        evaluated_before,
+        of_a_buffer,
+    ],
+    ids=["kind", "number", "autocast", "eps", "public", "evaluation", "buffer"],
+)
+def test_odd_steps_are_those_of_python(
+    monkeypatch: pytest.MonkeyPatch, odd: Callable[[Run, Tensor, Tensor], None]
+) -> None:
+    ours, reasons = Odd().taken(odd)
+    without_cpp(monkeypatch)
+    others, theirs = Odd().taken(odd)
+    assert reasons == theirs
+    assert all(map(torch.equal, ours, others))
+
+
+def test_other_operations_between_uses_are_recorded() -> None:
+    _, reasons = Odd().taken(between(torch.sigmoid))
+    assert reasons[6] == "other operations between two uses"
+
+
+def test_second_derivatives_are_refused() -> None:
+    odd = Odd()
+    for _ in range(6):
+        odd.step()
+    with pytest.raises(UnsupportedModule, match="differentiated again"):
+        odd.step(lambda run, x, y: F.cross_entropy(run.module(x), y).backward(create_graph=True))
+
+
+@quick
+def test_products_are_torchs_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        hidden = nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()
+        return nn.Sequential(*hidden, nn.Linear(64, 3))
+
+    monkeypatch.setattr(direct, "own_products", frozenset)
+    ours = Run(wide()).steps(STEPS)
+    without_cpp(monkeypatch)
+    assert all(map(torch.equal, ours, Run(wide()).steps(STEPS)))
 
 
 @quick
