@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..base.closing import Closes
 from ..base.errors import DPKernError, InvalidInput
 from ..ops.clip import ClipResult
 from ..privacy.mechanisms import Plan
@@ -40,7 +40,7 @@ _LOOKS = 4
 """Steps in a row at which the guards may look before there is a recording."""
 
 
-class StepGraph:
+class StepGraph(Closes):
     """A CUDA graph of a private step's passes and clipped sums.
 
     Batches keep their shape. Parameters and buffers stay where they are; flags, attributes and
@@ -127,17 +127,6 @@ class StepGraph:
         if self._recording is not None:
             self._recording.close()
         self._recording, self._given, self._is_open = None, [], False
-
-    def __enter__(self) -> StepGraph:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _why_not(self) -> str:
         """Return the reason why the next step runs operation by operation; empty if it need not."""

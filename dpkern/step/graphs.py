@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
 from ..base import validate as check
+from ..base.closing import Closes
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Purpose
 from ..ops import update
@@ -61,7 +61,7 @@ class Recording:
         self._held = self.results = None
 
 
-class UpdateGraph:
+class UpdateGraph(Closes):
     """A CUDA graph of ``DPStep.finish``: noise, rule and step count, without Python launches.
 
     With ``per_sample`` it is one of ``DPStep.add`` as well: these gradients are normed, clipped and
@@ -140,17 +140,6 @@ class UpdateGraph:
             for total in self._sums:
                 total.zero_()
         self._recording = self._noise = None
-
-    def __enter__(self) -> UpdateGraph:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _arguments(self) -> dict[str, Any]:
         # A state of its own: recording must not count as a step.

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
 
 from ...base import validate as check
+from ...base.closing import Closes
 from ...base.errors import InvalidInput, PrivacyError
 from ...base.laws import LAWS
 from ...base.place import check_place
@@ -118,7 +118,7 @@ class Layout:
         return tiles * (noise.noise_words(TILE) + bits)
 
 
-class NoiseSource(ABC):
+class NoiseSource(Closes):
     """A source of draws for one ``DPStep``, or for a loop of one's own around ``update.step``.
 
     ``bind`` it once, then for every step ``take`` its draws, launch the update, and say ``done``.
@@ -256,16 +256,16 @@ class NoiseSource(ABC):
     def _made(self, step: int) -> Draws:
         """Return the draws of this step; a source's own lock is held."""
 
-    def _begin(self, step: int) -> None:  # noqa: B027
+    def _begin(self, step: int) -> None:
         """Begin with this step, if the source works ahead."""
 
-    def _returned(self) -> None:  # noqa: B027
+    def _returned(self) -> None:
         """Note that the draws that were out are empty now."""
 
-    def _end(self) -> None:  # noqa: B027
+    def _end(self) -> None:
         """Let go of everything."""
 
-    def _forked(self) -> None:  # noqa: B027
+    def _forked(self) -> None:
         """Forget what is the parent's."""
 
     def _finish(self) -> None:
@@ -319,17 +319,6 @@ class NoiseSource(ABC):
             got=got,
             remedy="Take the draws of each step once, in the order of the steps.",
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse copies: two sources would yield the same draws."""
