@@ -248,7 +248,10 @@ ORDINARY = frozenset(
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
     with without_torch_function():  # also makes every access to a parameter below cheap
-        if func in ORDINARY or not torch.is_grad_enabled():
+        if func in ORDINARY:
+            return func(*args, **named)
+        if not torch.is_grad_enabled():
+            _look_at_write(func, args, named)
             return func(*args, **named)
         sources = _sources(args, named)
         if not any(source.watched for source in sources):
@@ -288,6 +291,14 @@ def _handled(
         collected.append(error)
         with without_torch_function():
             return func(*args, **named)
+
+
+def _look_at_write(func: Function, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Let the loop's boundary look at an operation that may write into parameters."""
+    sources = _sources(args, named)
+    boundary = sources[0].capture.boundary if sources else None
+    if boundary is not None:
+        boundary.look_at_write(func, (*args, *named.values()))
 
 
 def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSource]:

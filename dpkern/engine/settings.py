@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.errors import PrivacyError
-from .provenance.rules import over_samples
 from .provenance.states import Mixed
-from .provenance.statistic import Count, Statistic, remembered
-from .provenance.tensor import TrackedTensor
+from .provenance.statistic import origin_of
 
 _PLAIN = frozenset({bool, int, type(None)})
-_MARKED = frozenset({Statistic, Count, TrackedTensor})
 
 
 def check_settings(groups: Sequence[Mapping[str, Any]], others: Mapping[str, Any]) -> None:
@@ -29,24 +26,11 @@ def check_settings(groups: Sequence[Mapping[str, Any]], others: Mapping[str, Any
         for name, value in group.items():
             if type(value) in _PLAIN or name == "params":
                 continue
-            if (found := _origin(value)) is not None:
+            if (found := origin_of(value)) is not None:
                 raise _follows(f"optimizer.param_groups[{place}][{name!r}]", found)
     for name, value in others.items():
-        if (found := _origin(value)) is not None:
+        if (found := origin_of(value)) is not None:
             raise _follows(f"optimizer.{name}", found)
-
-
-def _origin(value: Any) -> Mixed | None:
-    """Return the operation over samples that a number came from, if it is known."""
-    kind = type(value)
-    if kind is float:
-        return remembered(value)
-    if kind in _MARKED:
-        state = value._state if kind is TrackedTensor else value.state
-        return over_samples(state)
-    if kind is tuple or kind is list:
-        return next(filter(None, map(_origin, value)), None)
-    return None
 
 
 def _follows(name: str, found: Mixed) -> PrivacyError:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import queue
 import random
+import statistics
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from dpkern.base.errors import DPKernError, PrivacyError, UnsupportedModule
 from dpkern.engine.guard import KEPT
 from dpkern.engine.optimizer import PUBLIC
+from dpkern.engine.provenance.boundary import WRITTEN
 from dpkern.engine.provenance.divisors import _RETURNS, _ScaleBySize
-from dpkern.engine.provenance.escapes import DECIDED
 from dpkern.engine.provenance.leaves import OWN_FUNCTIONS
 from dpkern.engine.provenance.places import PLACES
 from dpkern.engine.provenance.rules import NODES
-from dpkern.engine.provenance.statistic import READ
+from dpkern.engine.provenance.statistic import DECIDED, READ
 from tests.engine.engine_run import Run
 
 Body = Callable[[Run, Tensor, Tensor, int], Any]
@@ -77,6 +80,36 @@ def added_later(add: Callable[[nn.Module], Any]) -> Body:
     return body
 
 
+def after(use: Callable[[Run, Any], Any], scale: Any = lambda seen: 1.0) -> Body:
+    """Take ``loss.item()`` of each batch after its backward pass.
+
+    Args:
+        use: called with the number.
+        scale: factor of the loss, given the numbers of earlier batches.
+    """
+    seen: list[Any] = []
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        if not i:
+            seen.clear()
+        loss = F.cross_entropy(run.module(x), y) * scale(seen)
+        loss.backward()
+        seen.append(loss.item())
+        with torch.no_grad():
+            use(run, seen[-1])
+
+    return body
+
+
+def times(factor: Callable[[Tensor, Tensor], Any]) -> Body:
+    """Multiply the samples by a number."""
+    return lambda r, x, y, i: plain(r, x * factor(x, y), y)
+
+
+def first(run: Run) -> nn.Linear:
+    return run.module[0]  # type: ignore[no-any-return, index]
+
+
 def mean_row(x: Tensor) -> Tensor:
     return x.mean(0).expand(6, 4).clone()
 
@@ -107,6 +140,25 @@ REFUSED: dict[str, Body] = {
     "output gradients of other samples": lambda r, x, y, i: F.cross_entropy(
         r.module(x), y, reduction="none"
     ).backward(y.float() / (1 + y.sum())),
+    "loss filled into a parameter": after(lambda r, v: first(r).weight.fill_(v)),
+    "loss as initial value": after(lambda r, v: nn.init.constant_(first(r).weight, v)),
+    "parameter drawn by a number of the loss": after(
+        lambda r, v: first(r).weight.lerp_(torch.zeros(6, 4), 0.1 * v)
+    ),
+    "parameters times the loss at once": after(
+        lambda r, v: torch._foreach_mul_(list(r.module.parameters()), v)
+    ),
+    "parameters plus losses at once": after(
+        lambda r, v: torch._foreach_add_(
+            [*r.module.parameters()], [v for _ in r.module.parameters()]
+        )
+    ),
+    "parameters plus samples at once": written(
+        lambda m, x: torch._foreach_add_([m.weight], [x.mean()])
+    ),
+    "checkpointed loss": lambda r, x, y, i: checkpoint(
+        lambda z: F.cross_entropy(z, y), r.module(x), use_reentrant=True
+    ).backward(),
     "other model calibrated": lambda r, x, y, i: F.batch_norm(
         x, torch.zeros(4), torch.ones(4), training=True
     ),
@@ -152,6 +204,39 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         ).backward(),
         READ,
     ),
+    "size of the chosen rows": (times(lambda x, y: 1 + y[y == 1].shape[0]), READ),
+    "length of the chosen rows": (times(lambda x, y: 1 + len(x[y == 1])), READ),
+    "number of the chosen entries": (times(lambda x, y: 1 + x[x > 0].numel()), READ),
+    "bytes of the chosen rows": (times(lambda x, y: 1 + y[y == 1].nbytes), READ),
+    "number of classes in the batch": (times(lambda x, y: y.unique().numel()), READ),
+    "number of positions": (times(lambda x, y: 1 + (y == 1).nonzero().size(0)), READ),
+    "number of positions by where": (times(lambda x, y: 1 + len(torch.where(y == 1)[0])), READ),
+    "entries of a statistic by a mask": (
+        times(lambda x, y: 1 + x.mean(0)[x.mean(0) > 0].numel()),
+        READ,
+    ),
+    "weights of the next loss": (
+        after(lambda r, v: None, lambda seen: math.exp(-seen[-1]) if seen else 1.0),
+        READ,
+    ),
+    "weights of the next loss by numpy": (
+        after(lambda r, v: None, lambda seen: float(np.exp(-seen[-1])) if seen else 1.0),
+        READ,
+    ),
+    "lowest loss": (after(lambda r, v: min(v, 0.5)), DECIDED),
+    "decision by a rounded loss": (after(lambda r, v: round(v, 3) > 1), DECIDED),
+    "decision by a count": (
+        lambda r, x, y, i: (plain(r, x, y), 1 if (y > 0).sum().item() else 2),
+        DECIDED,
+    ),
+    "parameter filled by a function of the loss": (
+        after(lambda r, v: first(r).weight.fill_(math.exp(-v))),
+        WRITTEN,
+    ),
+    "parameters loaded between steps": (
+        after(lambda r, v: r.module.load_state_dict(r.module.state_dict())),
+        WRITTEN,
+    ),
     "decision by item": (lambda r, x, y, i: plain(r, -x if (x > 9).any().item() else x, y), READ),
     "array of the outputs": (
         lambda r, x, y, i: (
@@ -194,6 +279,21 @@ def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
     body, condition = CONDITIONS[name]
     assert condition in train(body).engine.step.ledger.conditions
     assert condition not in train(lambda r, x, y, i: plain(r, x, y)).engine.step.ledger.conditions
+
+
+def test_numbers_that_are_printed_are_no_condition() -> None:
+    def show(run: Run, value: Any) -> None:
+        shown.append(f"{value:.3f} {round(value, 2)} {statistics.mean([value, value])}")
+
+    shown: list[str] = []
+    conditions = train(after(show, lambda seen: 0.5)).engine.step.ledger.conditions
+    assert shown
+    assert not {READ, DECIDED, WRITTEN} & set(conditions)
+
+
+def test_sizes_that_no_values_choose_are_no_condition() -> None:
+    run = train(times(lambda x, y: x[:, y.dim() :].numel() / len(x) / x.size(1)))
+    assert READ not in run.engine.step.ledger.conditions
 
 
 class Scaling(nn.Module):
@@ -252,6 +352,27 @@ def test_statistics_that_the_module_takes_or_hands_out_are_a_condition(
     assert condition in train(body, module()).engine.step.ledger.conditions
     usual = train(lambda r, x, y, i: plain(r, x, y), Scaling())
     assert condition not in usual.engine.step.ledger.conditions
+
+
+def scaled_by_the_last_loss(change: Callable[[float], Any]) -> Body:
+    last: list[float] = [0.0]
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        loss = F.cross_entropy(run.module(x, change(last[0]) if i else 1.0), y)
+        loss.backward()
+        last[0] = loss.item()
+
+    return body
+
+
+def test_a_number_of_samples_is_no_input() -> None:
+    with pytest.raises(UnsupportedModule, match=r"input 1 of the module.*got item"):
+        train(scaled_by_the_last_loss(lambda v: v), Scaling())
+
+
+def test_an_input_made_of_a_number_of_samples_is_a_condition() -> None:
+    run = train(scaled_by_the_last_loss(math.tanh), Scaling())
+    assert READ in run.engine.step.ledger.conditions
 
 
 @pytest.mark.parametrize("value", [0.07, 1 / 3])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
-from ..parameter import PRIVATE, without_torch_function
+from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
 from .constants import Constants, may_be_read
 from .entrance import (
@@ -30,9 +30,11 @@ from .entrance import (
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
+from .naming import writes_in_place
 from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
-from .tensor import TrackedTensor, retrack, state_of, track, untracked
+from .statistic import origin_of
+from .tensor import Function, TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
 from .usual_calls import entered, left
 
@@ -138,6 +140,7 @@ class ModuleBoundary:
             self._check_by_hand(len(inputs))
         if rows is not None and training:
             self._check_others(inputs, rows)
+            self._check_numbers(args, kwargs, rows)
             self.constants.note(rows.batch, [t for _, t, _ in inputs if may_be_read(t)])
             self._begin(rows)
         self._rows = rows
@@ -189,6 +192,13 @@ class ModuleBoundary:
             own = own or {id(t) for t in (*module.buffers(), *module.parameters())}
             if id(tensor) not in own:
                 raise refusals.unmarked(each.name, tensor)
+
+    def _check_numbers(self, args: Any, kwargs: Any, rows: Rows) -> None:
+        """Refuse numbers that were computed over samples as inputs."""
+        for place, value in [*enumerate(args), *kwargs.items()]:
+            if type(value) is not TrackedTensor and (state := origin_of(value)) is not None:
+                raise refusals.mixed_input(f"input {place!r} of the module", state)
+        self.constants.note_numbers(rows.batch, (*args, *kwargs.values()))
 
     def _begin(self, rows: Rows) -> None:
         """Make the samples of the pass the current ones."""
@@ -290,9 +300,9 @@ class ModuleBoundary:
 
     def enter_operation(self, call: TrackedCall) -> Any:
         """Run an operation with a private parameter on tracked rows outside ``forward()``."""
-        name = getattr(call.func, "__name__", "")
-        if name in ("__setitem__", "__set__") or (name[-1:] == "_" and name[-2:] != "__"):
-            self.check_target(call.args[0], call.name)
+        if writes_in_place(call.func):
+            for target in tensors_in(call.args[0]):  # several in torch._foreach_add_
+                self.check_target(target, call.name)
         if self.capture.in_public and any(_has_records(t) for t in call.tracked):
             raise refusals.private_in_public()
         if any(isinstance(state, RecordSum) for state in call.states):
@@ -375,6 +385,18 @@ class ModuleBoundary:
                 "them without noise, or update it from public data under engine.public().",
             )
 
+    def look_at_write(self, func: Function, values: Sequence[Any]) -> None:
+        """Look at an operation on parameters without gradients, which may write into them.
+
+        Raises:
+            PrivacyError: it takes a number that was computed over samples.
+        """
+        for value in values:
+            if (state := origin_of(value)) is not None:
+                raise refusals.number_in_parameter(getattr(func, "__name__", ""), state)
+        if self.current is not None and writes_in_place(func) and func not in _NO_VALUES:
+            self.assume(WRITTEN)
+
     def backward(
         self,
         losses: Sequence[Tensor],
@@ -398,6 +420,8 @@ class ModuleBoundary:
         for state in states:
             if state.batch is not None and state.batch.placeholder:
                 return None  # an empty draw has no gradient
+        if self.losses.running and states:
+            raise refusals.backward_inside_backward()
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
         if capture.tested is not None:
@@ -416,6 +440,14 @@ class ModuleBoundary:
             if frees and len(self.losses.outputs) == 1:
                 self.losses.forget()  # no other loss can go through it
 
+
+WRITTEN = (
+    "values that the loop writes into parameters come from released weights or from public data"
+)
+"""The condition of certificates after the loop has changed a parameter between steps."""
+
+_NO_VALUES = (Tensor.requires_grad_, Tensor.share_memory_)
+"""Operations in place that write no values."""
 
 _NO_ROWS = "returns it without a row for each sample"
 

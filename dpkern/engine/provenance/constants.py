@@ -5,12 +5,16 @@ a number: ``torch.full(size, x.mean())``, ``torch.tensor(x.max())``, ``torch.add
 What comes out looks like a constant, but changes from batch to batch. Such a tensor of few entries,
 with values that constants do not have, is a condition of the certificate (``READ``) from the second
 batch on. Constants of the first batch may have been made before the loop.
+
+Python numbers of such values, once ``item()`` has been called after a backward pass, are the same:
+``math.exp(-loss.item())`` has lost the mark that ``item()`` gave.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +35,10 @@ class Constants:
         self._first: weakref.ref[YieldedBatch] | None = None
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Each constant by its ``id``, with the number of writes to it."""
+        self._numbers: set[float] = set()
+        """The numbers that samples of the first batch have met."""
+        self.numbers_are_out = False
+        """Whether the loop has read numbers that are no condition as long as it prints them."""
 
     def note(self, batch: YieldedBatch, constants: Sequence[Tensor]) -> None:
         """Add the condition if one of these may have been made of the batch."""
@@ -46,6 +54,29 @@ class Constants:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version
             if self._first() is not batch and not _has_usual_values(tensor):
                 batch.boundary.assume(READ)
+
+    def note_numbers(self, batch: YieldedBatch, values: Iterable[Any]) -> None:
+        """Add the condition if a number among these may have been made of an earlier batch."""
+        if batch.boundary is None or not batch.boundary.has_loader:
+            return
+        self._first = self._first or weakref.ref(batch)
+        if self._first() is batch:
+            self._numbers.update(numbers_in(values))
+        elif self.numbers_are_out:
+            new = (v for v in numbers_in(values) if v not in self._numbers)
+            if not all(map(is_usual, new)):
+                batch.boundary.assume(READ)
+
+
+def numbers_in(values: Iterable[Any]) -> Iterator[float]:
+    """Yield the floats among values, also in lists, tuples and mappings."""
+    for value in values:
+        if type(value) is float:
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from numbers_in(value)
+        elif isinstance(value, Mapping):
+            yield from numbers_in(value.values())
 
 
 def may_be_read(tensor: Tensor) -> bool:

@@ -17,13 +17,8 @@ from torch import Tensor
 from ...base.errors import UnsupportedModule
 from .rules import TrackedCall, action, note_read
 from .states import Mixed, PerRecord, RecordSum, State
+from .statistic import DECIDED
 from .tensor import TrackedTensor, state_of
-
-DECIDED = (
-    "decisions that the loop takes on several samples at once (if, while) choose no more than what "
-    "it prints"
-)
-"""The condition of certificates after the truth value of a mixed tensor was used."""
 
 
 @action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")

@@ -50,6 +50,17 @@ def wrong_rows(name: str, tensor: Tensor, state: State) -> UnsupportedModule:
     )
 
 
+def number_in_parameter(operation: str, state: Mixed) -> PrivacyError:
+    """Return the error for a number computed over samples that an operation takes to parameters."""
+    return PrivacyError(
+        f"a parameter in {operation}",
+        expected="numbers that do not depend on the samples",
+        got=f"one from {state.operation}, which {state.how} ({state.where})",
+        remedy="Keep statistics of private data outside the model, where nothing releases them "
+        "without noise.",
+    )
+
+
 def two_batches(name: str) -> PrivacyError:
     """Return the error for samples of different batches in one pass."""
     return PrivacyError(
@@ -185,6 +196,17 @@ def varying_scale(
         remedy=f"Let the loss be a {declared} over the samples of each batch, or pass "
         f"loss_reduction={other!r} to make_private. In a batch cut into smaller ones, call "
         f"backward() on the {declared} over each of them, without weights.",
+    )
+
+
+def backward_inside_backward() -> UnsupportedModule:
+    """Return the error for a loss that goes backward while another one does."""
+    return UnsupportedModule(
+        "loss",
+        expected="one backward pass at a time",
+        got="one that another one starts, as a checkpoint with use_reentrant=True does",
+        remedy="Pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or leave the loss "
+        "out of the checkpointed function.",
     )
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from ..parameter import PRIVATE, source_of, tensors_in
 from .aliases import is_stale, note_write
 from .constants import may_be_read
-from .naming import has_reversed_operands, name_of, user_line
+from .naming import has_reversed_operands, name_of, user_line, writes_in_place
 from .places import is_part, written_at_places
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
-from .statistic import READ, Count, Statistic, marked, remember, remembered
+from .statistic import READ, Count, Statistic, marked, over_samples, remember, remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, run_by, state_of, track
 
 Rule = Callable[["TrackedCall", Tensor], State | None]
@@ -65,17 +65,44 @@ _READS = frozenset(
 """Those that return values of the samples."""
 
 
-def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """Return an attribute that depends on no values, such as the shape or the dtype."""
+def _attribute(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Return an attribute that depends on no values, such as the dtype."""
     if type(args[0]) is not TrackedTensor:
         return None
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-for _name in "shape dtype device ndim requires_grad".split():
+def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Return a size; one that values have chosen is a number that the loop reads from them."""
+    if type(args[0]) is TrackedTensor:
+        state = args[0]._state
+        batch = state.batch
+        if batch is not None and batch.has_chosen_sizes and not _is_whole(state):
+            assume(state, READ)
+    return _attribute(func, args, kwargs)
+
+
+def _is_whole(state: State) -> bool:
+    """Whether all records have their rows, so that values have not chosen their number."""
+    return isinstance(state, PerRecord) and (
+        state.ids is state.batch.all or state is state.batch.spread
+    )
+
+
+for _name in "dtype device ndim requires_grad".split():
+    USUAL[getattr(Tensor, _name).__get__] = _attribute
+USUAL[Tensor.dim] = _attribute
+for _name in "shape nbytes".split():
     USUAL[getattr(Tensor, _name).__get__] = _size
-USUAL[Tensor.dim] = USUAL[Tensor.size] = _size
+for _name in "size numel nelement __len__".split():
+    USUAL[getattr(Tensor, _name)] = _size
+
+_CHOOSING = frozenset(
+    """nonzero argwhere where unique _return_output _unique2 unique_consecutive unique_dim
+    masked_select bincount repeat_interleave to_sparse __getitem__""".split()
+)
+"""Operations whose results may have sizes that values choose."""
 
 
 @dataclass(slots=True)
@@ -193,8 +220,12 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 return retrack(value, replace(statistic, batch=states[0].batch))
         return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
-    if constants and states and (batch := states[0].batch) is not None and batch.boundary:
-        batch.boundary.constants.note(batch, constants)
+    if states and (batch := states[0].batch) is not None and batch.boundary:
+        if constants:
+            batch.boundary.constants.note(batch, constants)
+        batch.boundary.constants.note_numbers(batch, (*args, *kwargs.values()))
+        if name in _CHOOSING and _chooses_sizes(call):
+            batch.has_chosen_sizes = True
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
@@ -236,17 +267,27 @@ def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor]
             statistic = statistic or _counted(value)
         elif isinstance(value, (tuple, list, dict)):
             found += tensors_in(value)
-            if kind is tuple:
+            if kind is tuple or kind is list:
                 statistic = statistic or next(filter(None, map(_counted, value)), None)
     return found, statistic
 
 
+def _chooses_sizes(call: TrackedCall) -> bool:
+    """Whether values of samples choose how many entries the result has."""
+    if call.name == "where":
+        return len(call.args) + len(call.kwargs) == 1
+    if call.name == "__getitem__":
+        by = [t for t in call.tracked if t is not call.args[0]]
+        return any(t.dtype in (torch.bool, torch.uint8) for t in by)
+    return call.name != "repeat_interleave" or len(call.tracked) > 1
+
+
 def _counted(index: Any) -> Mixed | None:
-    """Return the state of a whole number computed over samples, also as an end of a slice."""
+    """Return the state of a number computed over samples, also as an end of a slice."""
     if type(index) is slice:
         ends = (index.start, index.stop, index.step)
         return next((n.state for n in ends if type(n) is Count), None)
-    return index.state if type(index) is Count else None
+    return index.state if type(index) is Count or type(index) is Statistic else None
 
 
 _CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
@@ -298,11 +339,7 @@ def with_state(call: TrackedCall, out: Tensor, state: State | None) -> Tensor:
 def _returns_operand(call: TrackedCall, out: Tensor) -> bool:
     if call.kwargs.get("out") is out:
         return False
-    name = getattr(call.func, "__name__", "")
-    in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
-    return (
-        not in_place and name not in ("__setitem__", "__set__") and not call.kwargs.get("inplace")
-    )
+    return not writes_in_place(call.func) and not call.kwargs.get("inplace")
 
 
 def _blocked(call: TrackedCall, foreign: bool) -> Mixed | None:
@@ -331,8 +368,11 @@ def _number(
     state = state_of(tracked[0]) if tracked else None
     if isinstance(state, (Mixed, RecordSum)):
         over = over_samples(state)
+        # Functions of numbers lose the mark. What comes back after the backward pass shows itself.
         if over.batch is None or not over.batch.went_backward:
-            assume(over, READ)  # marks are lost in functions of numbers
+            assume(over, READ)
+        elif over.batch.boundary is not None:
+            over.batch.boundary.constants.numbers_are_out = True
         if type(value) is float:
             remember(value, over)
         return marked(value, over)
@@ -355,13 +395,6 @@ def assume(state: State, condition: str) -> None:
     boundary = None if state.batch is None else state.batch.boundary
     if boundary is not None:
         boundary.assume(condition)
-
-
-def over_samples(state: State) -> Mixed:
-    """Return the state of a number that was read from a tensor in this state."""
-    if isinstance(state, Mixed):
-        return state
-    return Mixed("item", user_line(), "is a number computed over samples", state.batch)
 
 
 def _is_order(call: TrackedCall) -> bool:

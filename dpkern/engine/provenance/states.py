@@ -66,7 +66,8 @@ class YieldedBatch:
 
     __slots__ = (
         *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows", "spread"),
-        *("in_pass", "has_chosen_rows", "has_ordered_rows", "has_read_rows", "went_backward"),
+        *("in_pass", "has_chosen_rows", "has_chosen_sizes", "has_ordered_rows", "has_read_rows"),
+        *("went_backward",),
         "__weakref__",
     )
 
@@ -96,6 +97,8 @@ class YieldedBatch:
         """Records of the last forward pass, where a batch is cut into smaller ones."""
         self.has_chosen_rows = False
         """Whether values have chosen rows, so that their number depends on private data."""
+        self.has_chosen_sizes = False
+        """Whether values have chosen the size of some tensor."""
         self.has_ordered_rows = False
         """Whether values have ordered rows, so that the record at a place depends on others."""
         self.went_backward = False

@@ -3,7 +3,8 @@
 ``x.std().item()`` is a number like any other, and dividing the samples by it mixes them. ``item()``
 therefore returns a ``float`` or an ``int`` that remembers where it came from, also through
 arithmetic. An operation that combines it with samples gives a mixed result. Functions of numbers
-lose the mark: what is read before the loss goes backward is a condition of the certificate.
+lose the mark: what is read before the loss goes backward is a condition of the certificate, and so
+are comparisons.
 
 ``float(x.std())`` can only be an ordinary number. Its value is remembered instead, unless it is one
 that constants have as well: an operation that combines samples with a number of the same value
@@ -19,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from .states import Mixed
+from .naming import user_line
+from .states import Mixed, State
+from .tensor import TrackedTensor
 
 READ = (
     "numbers that the loop reads from samples, outputs and losses (float, int, tolist, numpy) are "
@@ -27,11 +30,18 @@ READ = (
 )
 """The condition of certificates after values have left torch."""
 
+DECIDED = (
+    "decisions that the loop takes on several samples at once (if, while) choose no more than what "
+    "it prints"
+)
+"""The condition of certificates after the truth of a mixed tensor or number was asked for."""
+
 
 class Statistic(float):
     """A number to which several records may have contributed."""
 
-    state: Mixed
+    state: Mixed | None = None
+    """None if a library made the number of its own, such as ``statistics.mean``."""
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -40,16 +50,16 @@ class Statistic(float):
 class Count(int):
     """A whole number to which several records may have contributed."""
 
-    state: Mixed
+    state: Mixed | None = None
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
 
 
-def marked(value: Any, state: Mixed) -> Any:
+def marked(value: Any, state: Mixed | None) -> Any:
     """Return a number with the state of the tensor that it comes from, anything else as it is."""
     kind: type[Statistic | Count] | None = {float: Statistic, int: Count}.get(type(value))
-    if kind is None:
+    if kind is None or state is None:
         return value
     number = kind(value)
     number.state = state
@@ -63,13 +73,29 @@ def _keeping_mark(operation: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _deciding(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, *operands: Any) -> Any:
+        batch = None if self.state is None else self.state.batch
+        if batch is not None and batch.boundary is not None:
+            batch.boundary.assume(DECIDED)
+        return operation(self, *operands)
+
+    return apply
+
+
 _ARITHMETIC = """
     add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rfloordiv rmod rpow neg pos abs
+    round
 """.split()
+
+_COMPARISONS = "lt le gt ge eq ne bool".split()
 
 for _kind, _plain in ((Statistic, float), (Count, int)):
     for _name in _ARITHMETIC:
         setattr(_kind, f"__{_name}__", _keeping_mark(getattr(_plain, f"__{_name}__")))
+    for _name in _COMPARISONS:
+        setattr(_kind, f"__{_name}__", _deciding(getattr(_plain, f"__{_name}__")))
+    _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign]
 
 _MOST = 1024
 """Number of values that are remembered."""
@@ -89,6 +115,27 @@ def remember(value: float, state: Mixed) -> None:
 def remembered(value: float) -> Mixed | None:
     """Return the state of the number that was read with this value, if any."""
     return _VALUES.get(value) if _VALUES else None
+
+
+def over_samples(state: State) -> Mixed:
+    """Return the state of a number that was read from a tensor in this state."""
+    if isinstance(state, Mixed):
+        return state
+    return Mixed("item", user_line(), "is a number computed over samples", state.batch)
+
+
+def origin_of(value: Any) -> Mixed | None:
+    """Return the operation over samples that a number came from, or one in a list, if known."""
+    kind = type(value)
+    if kind is float:
+        return remembered(value)
+    if kind is Statistic or kind is Count:
+        return value.state  # type: ignore[no-any-return]
+    if kind is TrackedTensor:
+        return over_samples(value._state)
+    if kind is tuple or kind is list:
+        return next(filter(None, map(origin_of, value)), None)
+    return None
 
 
 def is_usual(value: float) -> bool:
