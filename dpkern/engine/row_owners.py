@@ -10,10 +10,12 @@ way.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 from ..base.errors import UnsupportedModule
 
@@ -85,7 +87,10 @@ def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | Non
         return None
     if not x.shape[0]:  # no sample has chosen this expert
         return torch.empty(0, dtype=torch.long), True
-    return _Search(batch, batch_id).follow(x.grad_fn, int(x.shape[0]), DEPTH)
+    search = _Search(batch, batch_id)
+    # Whoever lists a pass's operations wants the model's, and not those of this search.
+    with _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext():
+        return search.follow(x.grad_fn, int(x.shape[0]), DEPTH)
 
 
 _PICKING = frozenset("Index IndexSelect Gather Sort Topk Take MaskedSelect".split())

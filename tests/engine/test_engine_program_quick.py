@@ -19,6 +19,7 @@ import dpkern
 from dpkern.base.errors import DPKernError, UnsupportedModule
 from dpkern.engine.program.site import UseSite
 from dpkern.ops import direct
+from dpkern.ops.backends import cpu
 from tests.engine.replayed_loops import both
 
 STEPS = 8
@@ -100,6 +101,11 @@ def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
 @quick
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen biases"])
 def test_no_use_of_a_usual_step_costs_a_function(frozen: bool) -> None:
+    with cpu.use_own_products(True):  # torch's are called by Python
+        _costs_no_function(frozen)
+
+
+def _costs_no_function(frozen: bool) -> None:
     few, many = (Run(stack(layers, frozen)) for layers in (2, 6))
     for run in (few, many):
         run.steps(6)
