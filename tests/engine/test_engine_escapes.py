@@ -220,7 +220,11 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         READ,
     ),
     "weights of the next loss by numpy": (
-        after(lambda r, v: None, lambda seen: float(np.exp(-seen[-1])) if seen else 1.0),
+        after(lambda r, v: None, lambda seen: np.exp(-seen[-1]) if seen else 1.0),
+        READ,
+    ),
+    "weights of the next loss of 32 bits": (
+        after(lambda r, v: None, lambda seen: np.float32(np.exp(-seen[-1])) if seen else 1.0),
         READ,
     ),
     "lowest loss": (after(lambda r, v: min(v, 0.5)), DECIDED),

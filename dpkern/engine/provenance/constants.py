@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,8 +72,8 @@ class Constants:
 def numbers_in(values: Iterable[Any]) -> Iterator[float]:
     """Yield the floats among values, also in lists, tuples and mappings."""
     for value in values:
-        if type(value) is float:
-            yield value
+        if isinstance(value, (float, np.floating)):
+            yield float(value)
         elif isinstance(value, (tuple, list)):
             yield from numbers_in(value)
         elif isinstance(value, Mapping):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -265,6 +266,8 @@ def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor]
             statistic = statistic or value.state
         elif kind is slice:
             statistic = statistic or _counted(value)
+        elif isinstance(value, np.floating):
+            statistic = statistic or remembered(float(value))
         elif isinstance(value, (tuple, list, dict)):
             found += tensors_in(value)
             if kind is tuple or kind is list:
