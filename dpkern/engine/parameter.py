@@ -294,11 +294,15 @@ def _handled(
 
 
 def _look_at_write(func: Function, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Let the loop's boundary look at an operation that may write into parameters."""
-    sources = _sources(args, named)
+    """Let the loop's boundary look at an operation that may write into parameters.
+
+    One that writes into a copy of its own, such as an average of weights, only reads them.
+    """
+    values = (*args, *named.values())
+    sources = _sources((*values[:1], named.get("out")), {})
     boundary = sources[0].capture.boundary if sources else None
     if boundary is not None:
-        boundary.look_at_write(func, (*args, *named.values()))
+        boundary.look_at_write(func, values)
 
 
 def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSource]:
