@@ -24,7 +24,7 @@ from .tensor import TrackedTensor, state_of
 @action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
 def copied(call: TrackedCall) -> Any:
     """Return the values in memory of their own."""
-    if call.states and call.name in ("numpy", "__array__", "__dlpack__"):
+    if call.states:
         note_read(call.states[0])
     args = [a.clone() if type(a) is TrackedTensor else a for a in call.args]
     return call.func(*args, **call.kwargs)
