@@ -147,7 +147,7 @@ def interleaved(call: TrackedCall, out: Tensor) -> State | None:
     """Repeat rows next to each other."""
     x, state = call.args[0], state_of(call.args[0])
     repeats, dim = call.argument(1, "repeats"), call.argument(2, "dim")
-    if not call.tracks_only(x):
+    if repeats is None or not call.tracks_only(x):
         return call.mixed("repeats samples as often as their values say")
     if isinstance(state, RecordSum):
         return call.mixed("repeats a sum over samples")
