@@ -101,6 +101,45 @@ def after(use: Callable[[Run, Any], Any], scale: Any = lambda seen: 1.0) -> Body
     return body
 
 
+def late_weights() -> Body:
+    """Weigh the loss by the last one, with no number in the first batch."""
+    last: list[float] = []
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        loss = F.cross_entropy(run.module(x), y)
+        if i:
+            loss = loss * math.exp(-last[-1])
+        loss.backward()
+        last.append(loss.item())
+
+    return body
+
+
+def weighted_rows(weight: Callable[[float], complex]) -> Body:
+    """Weigh the samples by a function of the last loss."""
+    last: list[float] = []
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        loss = F.cross_entropy(run.module((x * (weight(last[-1]) if i else 1j)).real), y)
+        loss.backward()
+        last.append(loss.item())
+
+    return body
+
+
+def written_constant(write: Callable[[Tensor, float], Any]) -> Body:
+    """Weigh the features by a tensor that is written between steps, where torch does not count."""
+    weights, last = torch.ones(4), [1.0]
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        write(weights, math.exp(-last[-1]) if i else 1.0)
+        loss = F.cross_entropy(run.module(x * weights), y)
+        loss.backward()
+        last.append(loss.item())
+
+    return body
+
+
 def times(factor: Callable[[Tensor, Tensor], Any]) -> Body:
     """Multiply the samples by a number."""
     return lambda r, x, y, i: plain(r, x * factor(x, y), y)
@@ -209,6 +248,15 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
     "number of the chosen entries": (times(lambda x, y: 1 + x[x > 0].numel()), READ),
     "bytes of the chosen rows": (times(lambda x, y: 1 + y[y == 1].nbytes), READ),
     "number of classes in the batch": (times(lambda x, y: y.unique().numel()), READ),
+    "number of the chosen rows by a function": (times(lambda x, y: torch.numel(y[y == 1])), READ),
+    "number of the chosen rows by a loop": (times(lambda x, y: sum(1 for _ in y[y == 1])), READ),
+    "number of pieces of the chosen rows": (times(lambda x, y: len(x[y == 1].chunk(9))), READ),
+    "stride of the chosen rows": (times(lambda x, y: x[y == 1].T.contiguous().stride(0)), READ),
+    "number of entries that are not zero": (times(lambda x, y: x.relu().to_sparse()._nnz()), READ),
+    "rows up to a count": (times(lambda x, y: 1 + len(x[: (y == 1).sum()])), READ),
+    "rows narrowed to a count": (times(lambda x, y: 1 + len(x.narrow(0, 0, (y > 0).sum()))), READ),
+    "rows repeated as counts say": (times(lambda x, y: len(torch.repeat_interleave(y))), READ),
+    "first byte of the storage": (times(lambda x, y: x.untyped_storage()[0]), READ),
     "number of positions": (times(lambda x, y: 1 + (y == 1).nonzero().size(0)), READ),
     "number of positions by where": (times(lambda x, y: 1 + len(torch.where(y == 1)[0])), READ),
     "entries of a statistic by a mask": (
@@ -227,6 +275,18 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         after(lambda r, v: None, lambda seen: np.float32(np.exp(-seen[-1])) if seen else 1.0),
         READ,
     ),
+    "weights of the next loss by a number of numpy": (
+        after(lambda r, v: None, lambda seen: np.exp(-seen[-1]) if seen else 1.0),
+        READ,
+    ),
+    "weights of the next loss by a mean": (
+        after(lambda r, v: None, lambda seen: statistics.mean(seen) if seen else 1.0),
+        READ,
+    ),
+    "weights of the next loss from the second batch on": (late_weights(), READ),
+    "complex weights of the next batch": (weighted_rows(lambda v: complex(v, 0.0)), READ),
+    "constant written by numpy": (written_constant(lambda t, v: t.numpy().fill(v)), READ),
+    "constant written through data": (written_constant(lambda t, v: t.data.fill_(v)), READ),
     "lowest loss": (after(lambda r, v: min(v, 0.5)), DECIDED),
     "decision by a rounded loss": (after(lambda r, v: round(v, 3) > 1), DECIDED),
     "decision by a count": (
@@ -295,9 +355,70 @@ def test_numbers_that_are_printed_are_no_condition() -> None:
     assert not {READ, DECIDED, WRITTEN} & set(conditions)
 
 
+@pytest.mark.parametrize(
+    "scale", [lambda i: 0.5 + i / 7, lambda i: 1 - i / 7, lambda i: 100 / (i + 9)]
+)
+def test_ratios_of_a_schedule_are_no_condition(scale: Callable[[int], float]) -> None:
+    assert (
+        READ
+        not in train(
+            after(lambda r, v: None, lambda seen: scale(len(seen)))
+        ).engine.step.ledger.conditions
+    )
+
+
+def test_ratios_are_a_condition_once_counts_are_read() -> None:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        (F.cross_entropy(run.module(x), y) * ((i + 1) / 7)).backward()
+        (y == 1).sum().item()
+
+    assert READ in train(body).engine.step.ledger.conditions
+
+
+def test_percentages_of_a_metric_are_no_condition() -> None:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        plain(run, x, y)
+        right = (run.module(x).detach().argmax(1) == y).float()
+        right.sum(0, keepdim=True).mul_(100.0 / 7 / len(x)).item()
+
+    assert READ not in train(body).engine.step.ledger.conditions
+
+
+AVERAGES: dict[str, Callable[[list[Tensor], list[nn.Parameter]], Any]] = {
+    "one by one": lambda mine, p: [
+        a.mul_(0.9).add_(b, alpha=0.1) for a, b in zip(mine, p, strict=True)
+    ],
+    "copied": lambda mine, p: [a.copy_(b) for a, b in zip(mine, p, strict=True)],
+    "all at once": lambda mine, p: torch._foreach_lerp_(mine, p, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_of_weights_are_no_condition(name: str) -> None:
+    mine: list[Tensor] = []
+
+    def average(run: Run, value: float) -> None:
+        weights = list(run.module.parameters())
+        mine[:] = mine or [p.detach().clone() for p in weights]
+        AVERAGES[name](mine, weights)
+
+    assert WRITTEN not in train(after(average)).engine.step.ledger.conditions
+
+
 def test_sizes_that_no_values_choose_are_no_condition() -> None:
     run = train(times(lambda x, y: x[:, y.dim() :].numel() / len(x) / x.size(1)))
     assert READ not in run.engine.step.ledger.conditions
+
+
+def test_sizes_of_a_loss_are_no_condition() -> None:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        loss = F.cross_entropy(run.module(x), y)
+        loss.backward()
+        y[y == 1].sum()
+        assert loss.shape == ()
+        assert loss.numel() == 1
+
+    assert READ not in train(body).engine.step.ledger.conditions
 
 
 class Scaling(nn.Module):

@@ -7,21 +7,24 @@ with values that constants do not have, is a condition of the certificate (``REA
 batch on. Constants of the first batch may have been made before the loop.
 
 Python numbers of such values, once ``item()`` has been called after a backward pass, are the same:
-``math.exp(-loss.item())`` has lost the mark that ``item()`` gave.
+``math.exp(-loss.item())`` has lost the mark that ``item()`` gave. Ratios of whole numbers are those
+of schedules and sizes of batches (``1 / len(x)``), unless ``item()`` has returned whole numbers.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .states import YieldedBatch
-from .statistic import READ, is_usual
+from .states import Boundary, YieldedBatch
+from .statistic import READ, Statistic, is_usual
 
 FEW = 64
 """Number of entries up to which constants are looked at."""
@@ -34,50 +37,85 @@ class Constants:
 
     def __init__(self) -> None:
         self._first: weakref.ref[YieldedBatch] | None = None
-        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        """Each constant by its ``id``, with the number of writes to it."""
+        self._known: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        """Each constant by its ``id``, with its values: torch counts no writes by NumPy."""
         self._numbers: set[float] = set()
         """The numbers that samples of the first batch have met."""
-        self.numbers_are_out = False
+        self._numbers_are_out = False
         """Whether the loop has read numbers that are no condition as long as it prints them."""
+        self._counts_are_out = False
+        """Whether some of them were whole or had few digits."""
+
+    def note_read(self, value: Any) -> None:
+        """Note that the loop has read a number, which is no condition as long as it prints it."""
+        self._numbers_are_out = True
+        self._counts_are_out = self._counts_are_out or type(value) is not float or is_usual(value)
 
     def note(self, batch: YieldedBatch, constants: Sequence[Tensor]) -> None:
         """Add the condition if one of these may have been made of the batch."""
         if batch.boundary is None or not batch.boundary.has_loader:
             return
-        self._first = self._first or weakref.ref(batch)
+        first = self._is_first(batch, batch.boundary)
         for tensor in constants:
-            known = self._known.get(id(tensor))
-            if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            known, values = self._known.get(id(tensor)), tensor.tolist()
+            if known is not None and known[0]() is tensor and known[1] == values:
                 continue
             if len(self._known) >= _MOST:
                 self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
-            self._known[id(tensor)] = weakref.ref(tensor), tensor._version
-            if self._first() is not batch and not _has_usual_values(tensor):
+            self._known[id(tensor)] = weakref.ref(tensor), values
+            if not first and not _has_usual_values(tensor):
                 batch.boundary.assume(READ)
 
     def note_numbers(self, batch: YieldedBatch, values: Iterable[Any]) -> None:
         """Add the condition if a number among these may have been made of an earlier batch."""
         if batch.boundary is None or not batch.boundary.has_loader:
             return
-        self._first = self._first or weakref.ref(batch)
-        if self._first() is batch:
+        first = self._is_first(batch, batch.boundary)
+        if first:
             self._numbers.update(numbers_in(values))
-        elif self.numbers_are_out:
+        elif self._numbers_are_out:
             new = (v for v in numbers_in(values) if v not in self._numbers)
-            if not all(map(is_usual, new)):
+            if not all(map(self._is_public, new)):
                 batch.boundary.assume(READ)
+
+    def _is_first(self, batch: YieldedBatch, boundary: Boundary) -> bool:
+        """Whether samples of no other batch have entered before; not all batches meet constants."""
+        if self._first is None:
+            self._first = weakref.ref(boundary.current or batch)
+        return self._first() is batch
+
+    def _is_public(self, value: float) -> bool:
+        return is_usual(value) or (not self._counts_are_out and is_ratio(value))
 
 
 def numbers_in(values: Iterable[Any]) -> Iterator[float]:
-    """Yield the floats among values, also in lists, tuples and mappings."""
+    """Yield the numbers among values, also in lists, tuples and mappings; whole ones are left out.
+
+    Those that remember the samples are left out too.
+    """
     for value in values:
-        if isinstance(value, (float, np.floating)):
-            yield float(value)
+        if type(value) is float:
+            yield value
+        elif isinstance(value, (int, str, Tensor)):
+            continue
         elif isinstance(value, (tuple, list)):
             yield from numbers_in(value)
         elif isinstance(value, Mapping):
             yield from numbers_in(value.values())
+        elif isinstance(value, (float, np.floating)):
+            if not isinstance(value, Statistic) or value.state is None:
+                yield float(value)
+        elif isinstance(value, (complex, np.complexfloating)):
+            yield from (float(value.real), float(value.imag))
+
+
+def is_ratio(value: float) -> bool:
+    """Whether a number is the ratio of two whole numbers, the lower one of up to 16 bits.
+
+    Of all floating-point numbers one in a million is.
+    """
+    near = Fraction(value).limit_denominator(1 << 16)
+    return abs(float(near) - value) <= 4 * math.ulp(value)
 
 
 def may_be_read(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from .aliases import is_stale, note_write
 from .constants import may_be_read
 from .naming import has_reversed_operands, name_of, user_line, writes_in_place
 from .places import is_part, written_at_places
-from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
+from .states import Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .statistic import READ, Count, Statistic, marked, over_samples, remember, remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, run_by, state_of, track
 
@@ -192,7 +192,7 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
-    tensors, statistic = _operands(args, kwargs)
+    tensors, numbers, statistic = _operands(args, kwargs)
     tracked, states, constants, private, foreign = [], [], [], None, False
     for tensor in tensors:
         kind = type(tensor)
@@ -222,9 +222,9 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return value
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
     if states and (batch := states[0].batch) is not None and batch.boundary:
-        if constants:
+        if (constants or numbers) and _may_be_trained_on(call):
             batch.boundary.constants.note(batch, constants)
-        batch.boundary.constants.note_numbers(batch, (*args, *kwargs.values()))
+            batch.boundary.constants.note_numbers(batch, numbers)
         if name in _CHOOSING and _chooses_sizes(call):
             batch.has_chosen_sizes = True
     if private is not None:
@@ -250,29 +250,44 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return finish(call, func(*args, **kwargs), RULES.get(name, _unknown))
 
 
-def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], Mixed | None]:
-    """Return the tensors among the arguments, and the state of a number computed over samples."""
+def _may_be_trained_on(call: TrackedCall) -> bool:
+    """Whether what comes out may enter the module or a loss; sums without a gradient do not."""
+    if any(isinstance(state, (PerRecord, OneRecord)) for state in call.states):
+        return True
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(tensor.requires_grad for tensor in call.tracked)
+
+
+def _operands(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], list[Any], Mixed | None]:
+    """Return the tensors among the arguments, other values, and the state of a statistic.
+
+    The other values are numbers, and what may hold some. The statistic is a number that was
+    computed over samples.
+    """
     found: list[Tensor] = []
+    others: list[Any] = []
     statistic: Mixed | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
-        if kind is float:
-            statistic = statistic or remembered(value)
         if kind in _CONSTANTS:
             continue
         if kind is TrackedTensor or isinstance(value, Tensor):
             found.append(value)
-        elif kind is Statistic or kind is Count:
-            statistic = statistic or value.state
         elif kind is slice:
             statistic = statistic or _counted(value)
-        elif isinstance(value, np.floating):
-            statistic = statistic or remembered(float(value))
-        elif isinstance(value, (tuple, list, dict)):
-            found += tensors_in(value)
-            if kind is tuple or kind is list:
-                statistic = statistic or next(filter(None, map(_counted, value)), None)
-    return found, statistic
+        else:
+            others.append(value)
+            if isinstance(value, np.floating) or kind is float:
+                statistic = statistic or remembered(float(value))
+            elif kind is Statistic or kind is Count:
+                statistic = statistic or value.state
+            elif isinstance(value, (tuple, list, dict)):
+                found += tensors_in(value)
+                if kind is tuple or kind is list:
+                    statistic = statistic or next(filter(None, map(_counted, value)), None)
+    return found, others, statistic
 
 
 def _chooses_sizes(call: TrackedCall) -> bool:
@@ -293,8 +308,8 @@ def _counted(index: Any) -> Mixed | None:
     return index.state if type(index) is Count or type(index) is Statistic else None
 
 
-_CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-"""Types of most of the arguments that are no tensors."""
+_CONSTANTS = frozenset({type(None), bool, int, str, torch.dtype, torch.device})
+"""Types of most of the arguments that are neither tensors nor numbers with a fraction."""
 
 
 def _unknown(call: TrackedCall, out: Tensor) -> State:
@@ -375,7 +390,7 @@ def _number(
         if over.batch is None or not over.batch.went_backward:
             assume(over, READ)
         elif over.batch.boundary is not None:
-            over.batch.boundary.constants.numbers_are_out = True
+            over.batch.boundary.constants.note_read(value)
         if type(value) is float:
             remember(value, over)
         return marked(value, over)

@@ -27,6 +27,8 @@ class Boundary(Protocol):
     """Interface between tracked tensors and the private module."""
 
     has_loader: bool
+    current: YieldedBatch | None
+    """The batch whose samples entered last."""
     constants: Any
     """The constants that have met samples (``constants``)."""
 
