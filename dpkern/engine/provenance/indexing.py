@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .places import at_places, written_at_places
-from .rules import TrackedCall, action, with_state
+from .rules import TrackedCall, action, ends_of, with_state
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of, track, untracked
 
@@ -27,6 +27,8 @@ def read(call: TrackedCall) -> Any:
     x, index = call.args
     result = call.plain()
     state = _picked(call, x, index, result)
+    if not _cuts_by_own(state, index):
+        state = call.mixed("cuts samples at a number computed over others")
     if state is None:
         return result
     return track(result, state) if result is x else with_state(call, result, state)
@@ -72,6 +74,15 @@ def _picked(call: TrackedCall, x: Tensor, index: Any, out: Tensor) -> State | No
     if state.batch.has_ordered_rows:
         return call.mixed("picks one of samples that were sorted")
     return _one(state, int(ids[0]))
+
+
+def _cuts_by_own(state: State | None, index: Any) -> bool:
+    """Whether slices end at constants, or at numbers of the only record that they cut."""
+    ends: list[Any] = ends_of(index)
+    if not ends:
+        return True
+    record = state.record if isinstance(state, OneRecord) else NO_RECORD
+    return all(isinstance(end, OneRecord) and end.record == record for end in ends)
 
 
 def _one(state: PerRecord, record: int) -> OneRecord | None:
@@ -285,6 +296,8 @@ def write(call: TrackedCall) -> None:
 
 def _written(call: TrackedCall, x: Tensor, index: Any, value: Any) -> State:
     target, new = state_of(x), state_of(value)
+    if ends_of(index) and not _cuts_by_own(_picked(call, x, index, untracked(x)[index]), index):
+        return call.mixed("writes where the values of samples say")
     if not call.tracks_only(x, value):
         return _written_by_mask(call, target, new)
     if isinstance(target, (RecordSum, Mixed)) or isinstance(new, (RecordSum, Mixed)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .along import dims_of
 from .meeting import joined
-from .rules import TrackedCall, action, finish_as, rule
+from .rules import TrackedCall, action, finish_as, note_size, rule
 from .states import NO_RECORD, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
 
@@ -37,6 +37,8 @@ def moved(call: TrackedCall) -> Any:
     if orders or state is None:
         return finish_as(call, result, call.mixed("picks samples by other samples"))
     if not isinstance(state, PerRecord):
+        if isinstance(result, (tuple, list)):
+            note_size(x)
         return finish_as(call, result, state)
     place, default = _MOVES[call.name]
     given = call.argument(place, "dim", "dims", default=default)
@@ -56,6 +58,8 @@ def moved(call: TrackedCall) -> Any:
     args = [rows if a is x else _on_cpu(a) for a in call.args]
     picked = call.func(*args, **{k: rows if v is x else _on_cpu(v) for k, v in call.kwargs.items()})
     parts = picked if isinstance(picked, (tuple, list)) else (picked,)
+    if parts is picked:
+        note_size(x)
     if call.name == "select" and state.batch.has_ordered_rows:
         return finish_as(call, result, call.mixed("picks one of samples that were sorted"))
     if call.name == "select":
@@ -92,6 +96,8 @@ def unbound(call: TrackedCall) -> Any:
         return x.flip(0)
     with torch._C.DisableTorchFunctionSubclass():
         parts = x.unbind(dim)
+    if not isinstance(state, PerRecord) or state.dim == dim:
+        note_size(x)
     if not isinstance(state, PerRecord):
         states: list[State | None] = [state] * len(parts)
     elif state.dim == dim and state.batch.has_ordered_rows:

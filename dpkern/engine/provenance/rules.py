@@ -53,12 +53,15 @@ _NO_RECORDS = frozenset(
     __repr__ __hash__ __float__ __int__ __index__ __complex__ __contains__ equal allclose
     is_same_size is_set_to has_names register_post_accumulate_grad_hook requires_grad.set
     __dlpack_device__ new_zeros new_ones new_empty new_full new_tensor is_inference
-    _is_view result_type can_cast is_conj is_neg""".split()
+    _is_view result_type can_cast is_conj is_neg _nnz""".split()
 )
 """Operations that return no tensor, a constant, or a tensor that the private module refuses."""
 
 NODES = "hooks on nodes of the autograd graph leave the gradient of each sample to itself"
 """The condition of certificates after the loop has asked for such a node."""
+
+_SIZES = frozenset("numel nelement size stride is_same_size nbytes.get _nnz storage_offset".split())
+"""Those that return sizes, however they are called."""
 
 _READS = frozenset(
     "__float__ __int__ __index__ __complex__ __contains__ tolist equal allclose".split()
@@ -77,11 +80,17 @@ def _attribute(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | 
 def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Return a size; one that values have chosen is a number that the loop reads from them."""
     if type(args[0]) is TrackedTensor:
-        state = args[0]._state
-        batch = state.batch
-        if batch is not None and batch.has_chosen_sizes and not _is_whole(state):
-            assume(state, READ)
+        note_size(args[0])
     return _attribute(func, args, kwargs)
+
+
+def note_size(tensor: Tensor) -> None:
+    """Note that the loop knows a tensor's size, or how many parts it has been cut into."""
+    state = state_of(tensor)
+    if state is None or state.batch is None or not state.batch.has_chosen_sizes:
+        return
+    if not _is_whole(state) and tensor.dim():
+        assume(state, READ)
 
 
 def _is_whole(state: State) -> bool:
@@ -101,9 +110,15 @@ for _name in "size numel nelement __len__".split():
 
 _CHOOSING = frozenset(
     """nonzero argwhere where unique _return_output _unique2 unique_consecutive unique_dim
-    masked_select bincount repeat_interleave to_sparse __getitem__""".split()
+    masked_select bincount repeat_interleave __getitem__ narrow split tensor_split split_with_sizes
+    to_sparse to_sparse_coo to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc""".split()
 )
 """Operations whose results may have sizes that values choose."""
+
+_CHOOSING_BY_NUMBERS = frozenset(
+    "repeat_interleave narrow tensor_split split split_with_sizes".split()
+)
+"""Those for which one of several operands holds the sizes."""
 
 
 @dataclass(slots=True)
@@ -212,6 +227,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             value = func(*args, **kwargs)
         if states and name in _READS:
             note_read(states[0], value)
+        elif states and name in _SIZES:
+            note_size(tracked[0])
         elif name == "grad_fn.get" and states and value is not None:
             assume(states[0], NODES)
         elif isinstance(value, Tensor) and states:  # x.new_tensor(...)
@@ -296,8 +313,16 @@ def _chooses_sizes(call: TrackedCall) -> bool:
         return len(call.args) + len(call.kwargs) == 1
     if call.name == "__getitem__":
         by = [t for t in call.tracked if t is not call.args[0]]
-        return any(t.dtype in (torch.bool, torch.uint8) for t in by)
-    return call.name != "repeat_interleave" or len(call.tracked) > 1
+        return any(t.dtype in (torch.bool, torch.uint8) for t in by) or bool(ends_of(call.args[1]))
+    alone = len(call.args) + len(call.kwargs) == 1  # torch.repeat_interleave(counts)
+    return call.name not in _CHOOSING_BY_NUMBERS or len(call.tracked) > 1 or alone
+
+
+def ends_of(index: Any) -> list[State]:
+    """Return the states of the numbers at which slices of an index begin and end."""
+    parts = index if type(index) is tuple else (index,)
+    ends = [n for p in parts if type(p) is slice for n in (p.start, p.stop, p.step)]
+    return [n._state for n in ends if type(n) is TrackedTensor]
 
 
 def _counted(index: Any) -> Mixed | None:

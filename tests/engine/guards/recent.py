@@ -15,7 +15,7 @@ from tests.engine.guards import texts
 from tests.engine.guards.kit import Table, World
 from tests.engine.guards.losses import of_outputs
 from tests.engine.guards.models import HIDDEN, Between, Language, Reader, cross_entropy, fit, mlp
-from tests.engine.guards.records import CLASSES, FEATURES, IMAGES, TARGET, TOKENS
+from tests.engine.guards.records import CLASSES, FEATURES, IMAGES, TARGET, TOKENS, WORDS
 
 TABLE = Table("recent code")
 
@@ -310,6 +310,52 @@ def sorted_rows_with_noise(w: World) -> None:
         return F.cross_entropy(model(x[order] + 0.1 * torch.randn(len(x), FEATURES)), y[order])
 
     fit(w, mlp(), loss)
+
+
+@TABLE.refused(UnsupportedModule, "cuts samples at a number computed over others", kind=TOKENS)
+def cut_to_the_longest_of_the_batch(w: World) -> None:
+    """How many words count, for a record, depends on the others."""
+    fit(w, Reader(), lambda m, x, y: F.cross_entropy(m(x[:, : _lengths(x).max()]), y))
+
+
+@TABLE.refused(UnsupportedModule, "cuts samples at a number computed over others", kind=TOKENS)
+def cut_to_the_length_of_the_first(w: World) -> None:
+    fit(w, Reader(), lambda m, x, y: F.cross_entropy(m(x[:, : _lengths(x)[0]]), y))
+
+
+@TABLE.refused(UnsupportedModule, "writes where the values of samples say", kind=TOKENS)
+def padded_from_the_length_of_the_first(w: World) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone()
+        for i in range(len(x)):
+            x[i, _lengths(x)[0] :] = 0
+        return F.cross_entropy(model(x), y)
+
+    fit(w, Reader(), loss)
+
+
+@TABLE.right(kind=TOKENS)
+def padded_from_each_records_own_length(w: World) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        x, lengths = x.clone(), _lengths(x)
+        for i in range(len(x)):
+            x[i, lengths[i] :] = 0
+        return F.cross_entropy(model(x), y)
+
+    fit(w, Reader(), loss)
+
+
+@TABLE.right(kind=TOKENS)
+def cut_to_each_records_own_length(w: World) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        rows = [torch.cat([x[i, :n], x.new_zeros(5)])[:5] for i, n in enumerate(_lengths(x))]
+        return F.cross_entropy(model(torch.stack(rows)), y)
+
+    fit(w, Reader(), loss)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return (x > WORDS // 2).sum(1).clamp(min=1)
 
 
 @TABLE.right(kind=TOKENS)
