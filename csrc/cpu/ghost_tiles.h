@@ -126,18 +126,28 @@ struct Tile {
   }
 };
 
-// Sums over the lanes of 2^k vectors at once: neighbours fold into one vector of half-sums until
-// lane l of the result belongs to vector l.
+// Sums over the lanes of 2^k vectors at once: halves of two vectors are added until lane l of the
+// result belongs to vector l; first inside of pieces of 16 bytes, where moving lanes is cheapest.
+template <int kLanes, int kPiece, int kSegments>
+struct Halves {
+  static constexpr bool kInside = kSegments < kPiece;
+  static constexpr int kUnit = kInside ? 1 : kPiece;  // lanes that stay together
+  static constexpr int kUnits = kInside ? kPiece : kLanes / kPiece;
+  static constexpr int kApart = kUnits / 2 / (kSegments / kUnit);
+
+  // The lane of the lower half, of two vectors side by side, that becomes lane `lane`.
+  static constexpr int lower(int lane) {
+    const int unit = lane / kUnit % kUnits, i = unit % (kUnits / 2);
+    const int from = i / kApart * 2 * kApart + i % kApart;
+    return lane + (from - unit) * kUnit + (unit < kUnits / 2 ? 0 : kLanes);
+  }
+  static constexpr int upper(int lane) { return lower(lane) + kApart * kUnit; }
+};
 template <class V, int kLanes, int kSegments, int... l>
 DPK_INLINE inline V fold_pair(V c, V d, std::integer_sequence<int, l...>) {
-  constexpr int kHalf = kLanes / (2 * kSegments);
-  constexpr auto from = [](int lane) {
-    const int segment = lane / kHalf, offset = lane % kHalf;
-    return segment < kSegments ? 2 * segment * kHalf + offset
-                               : kLanes + 2 * (segment - kSegments) * kHalf + offset;
-  };
-  return __builtin_shufflevector(c, d, from(l)...) +
-         __builtin_shufflevector(c, d, (from(l) + kHalf)...);
+  using H = Halves<kLanes, 16 * kLanes / static_cast<int>(sizeof(V)), kSegments>;
+  return __builtin_shufflevector(c, d, H::lower(l)...) +
+         __builtin_shufflevector(c, d, H::upper(l)...);
 }
 template <class V, int kLanes, int kCount, int kSegments = 1>
 DPK_INLINE inline void fold(V* x) {
