@@ -201,6 +201,33 @@ void add_integers(const F* a, const F* g, const F* factors, const LinearShape& s
   });
 }
 
+// At least |row|. Squares are summed in F, which is enough for a bound; in double where their sizes
+// could hide something.
+template <class F, int kBytes>
+DPK_INLINE inline double norm_above(const F* row, std::int64_t n) {
+  constexpr int kLanes = kBytes / static_cast<int>(sizeof(F)), kChains = 4;
+  constexpr std::int64_t kStep = kLanes * kChains, kMost = 1 << 20;
+  using V = Vector<F, kLanes>;
+  V sums[kChains] = {};
+  std::int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+#pragma GCC unroll 16
+    for (int k = 0; k < kChains; ++k) {
+      const V x = load<V>(row + i + k * kLanes);
+      sums[k] += x * x;
+    }
+  }
+  double square = 0;
+  for (; i < n; ++i) square += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  square += static_cast<double>(sum_lanes<V, kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3])));
+  // What underflows is less than 2^-104 in all, so that it counts as one rounding more.
+  if (std::is_same_v<F, double> || !(n <= kMost && 0x1p-80 < square && square < 0x1p127)) {
+    return std::sqrt(square_of(row, n));
+  }
+  const auto roundings = static_cast<double>(n / kStep + 10);
+  return std::sqrt(square * (1 + 1.02 * roundings * kRoundoff<F>));
+}
+
 // The rounding of all positions and rows of a table together, at most.
 template <class F>
 void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<F>& table,
@@ -213,17 +240,18 @@ void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<
     for (std::int64_t b = begin; b < end; ++b) {
       double total = 0;
       exact::PositionNorms norms;
-      versioned([&]() DPK_INLINE {
+      versioned_by_width([&](auto width) DPK_INLINE {
+        constexpr int kBytes = decltype(width)::value;
         for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
-          const double x = std::sqrt(square_of(a + t * shape.inputs, shape.inputs));
-          const double y = std::sqrt(square_of(g + t * shape.outputs, shape.outputs));
+          const double x = norm_above<F, kBytes>(a + t * shape.inputs, shape.inputs);
+          const double y = norm_above<F, kBytes>(g + t * shape.outputs, shape.outputs);
           total += x * y;
           norms.inputs += x, norms.outputs += y;
           norms.largest = std::max({norms.largest, x, y});
         }
         for (std::int64_t s = b * table.places; s < (b + 1) * table.places; ++s) {
           if (table.ids[s] == table.padding) continue;
-          total += std::sqrt(square_of(table.rows + s * shape.inputs, shape.inputs));
+          total += norm_above<F, kBytes>(table.rows + s * shape.inputs, shape.inputs);
         }
       });
       norms.products = total;
