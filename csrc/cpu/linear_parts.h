@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/ghost_linear.h"
+#include "cpu/isa.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
@@ -23,16 +24,17 @@ struct Run {
 template <class F>
 void for_parts(const LinearShape& shape, int threads, const F& add) {
   constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
-  constexpr std::int64_t kUnit = 48;           // rows or columns: whole tiles of every kind
   const std::int64_t work = shape.batch * shape.positions * shape.inputs * shape.outputs;
   const int team = useful_threads(work, kSmallest, threads);
   const bool cut_columns = shape.inputs >= shape.outputs;
   const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
-  const std::int64_t units = (side + kUnit - 1) / kUnit;
+  // Whole tiles of every kind; few rows at a time, so that parts come out nearly equal.
+  const std::int64_t unit = cut_columns || isa() >= Isa::kAmx ? 32 : 12;
+  const std::int64_t units = (side + unit - 1) / unit;
   parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t part = begin; part < end; ++part) {
       const Range cut = part_of(units, static_cast<int>(part), team);
-      const Range own{cut.begin * kUnit, std::min(side, cut.end * kUnit)};
+      const Range own{cut.begin * unit, std::min(side, cut.end * unit)};
       add(cut_columns ? Range{0, shape.outputs} : own, cut_columns ? own : Range{0, shape.inputs});
     }
   });
