@@ -142,8 +142,9 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
   F* const a = scratch<F, 5>(T::kColumns * steps);
   for (std::int64_t b = 0; b < samples; ++b) {
     const Member<F>& member = block[static_cast<std::size_t>(b)];
-    pack_panels<T::kRows>(member.g + rows.begin, positions, rows.end - rows.begin, shape.outputs,
-                          single ? member.factor : F{1}, g + b * positions * T::kRows, size);
+    pack_panels<T::kRows, T::kWrittenRows>(member.g + rows.begin, positions, rows.end - rows.begin,
+                                           shape.outputs, single ? member.factor : F{1},
+                                           g + b * positions * T::kRows, size);
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
     const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
@@ -167,20 +168,18 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
           T tile;
           tile.multiply(left + b * positions * T::kRows, a + b * positions * T::kColumns,
                         positions);
+          if (member.ids.empty()) {
+            total.add(tile, member.factor);
+            continue;
+          }
+          T with_table = tile;  // a copy: the tile itself stays in registers
           add_table<F, kBytes>(member, shape.inputs, {row, row + tall}, {column, column + wide},
-                               tile);
-          total.add(tile, member.factor);
+                               with_table);
+          total.add(with_table, member.factor);
         }
       }
       for (std::int64_t m = 0; m < tall; ++m) {
-        std::int32_t* const to = out + (row + m) * shape.inputs + column;
-        std::int32_t sums[T::kColumns];
-        __builtin_memcpy(sums, total.at[m], sizeof(sums));
-        if (wide == T::kColumns) {
-          for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
-        } else {
-          for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
-        }
+        add_row(total.at[m], wide, out + (row + m) * shape.inputs + column);
       }
     }
   }

@@ -22,19 +22,23 @@ DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std:
 }
 
 // `columns` of [rows, stride] -> panels of kWidth columns, each [rows, kWidth], zeros at the end.
-// Row after row, as they lie in memory: each line is read once.
-template <int kWidth, class S, class F>
+// Row after row, as they lie in memory: each line is read once. A panel that is no multiple of a
+// vector is written in whole ones, of kWritten columns: what is too much is overwritten by the next
+// row, or lies in the room behind the last (panel_size).
+template <int kWidth, int kWritten = kWidth, class S, class F>
 DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
                                    std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
-  const std::int64_t whole = columns / kWidth, rest = columns % kWidth;
+  const std::int64_t whole = std::max<std::int64_t>(0, columns + kWidth - kWritten) / kWidth;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const S* const row = from + r * stride;
+    const S* row = from + r * stride;
     F* panel = to + r * kWidth;
-    for (std::int64_t i = 0; i < whole; ++i) {
-      pack_row(row + i * kWidth, kWidth, kWidth, scale, panel);
-      panel += panel_size;
+    for (std::int64_t i = 0; i < whole; ++i, row += kWidth, panel += panel_size) {
+      pack_row(row, kWritten, kWritten, scale, panel);
     }
-    if (rest != 0) pack_row(row + whole * kWidth, rest, kWidth, scale, panel);
+    for (std::int64_t left = columns - whole * kWidth; left > 0; left -= kWidth) {
+      pack_row(row, std::min<std::int64_t>(left, kWidth), kWidth, scale, panel);
+      row += kWidth, panel += panel_size;
+    }
   }
 }
 
@@ -60,6 +64,7 @@ struct Tile {
   static constexpr int kRows = kBytes == 64 ? 12 : 6;
   static constexpr int kVectors = 2;
   static constexpr int kColumns = kVectors * kLanes;
+  static constexpr int kWrittenRows = (kRows + kLanes - 1) / kLanes * kLanes;  // in whole vectors
   using V = Vector<F, kLanes>;
 
   V at[kRows][kVectors];
