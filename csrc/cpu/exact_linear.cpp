@@ -191,13 +191,12 @@ void add_integers(const F* a, const F* g, const F* factors, const LinearShape& s
                   const Table<F>& table, std::int32_t* out, int threads) {
   const auto blocks = blocks_of(a, g, factors, shape, table);
   const bool single = shape.positions == 1 && table.ids == nullptr;
-  for_parts(shape, threads, [&](Range rows, Range columns) {
-    for (const auto& block : blocks) {
-      versioned_by_width([&](auto width) DPK_INLINE {
-        add_block<F, decltype(width)::value>(block, shape, single, rows, columns, out);
-      });
-    }
-  });
+  const auto add = [&](const Block<F>& block, Range rows, Range columns, std::int32_t* to) {
+    versioned_by_width([&](auto width) DPK_INLINE {
+      add_block<F, decltype(width)::value>(block, shape, single, rows, columns, to);
+    });
+  };
+  for_blocks(blocks, shape, out, threads, add);
 }
 
 // At least |row|. Squares are summed in F, which is enough for a bound; in double where their sizes

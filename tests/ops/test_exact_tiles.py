@@ -38,7 +38,7 @@ def test_a_samples_integers_depend_on_nothing_else(shape: tuple[int, int, int]) 
         with testing.isa(isa):
             alone = [integers(a[b : b + 1], g[b : b + 1], factors[b : b + 1]) for b in range(7)]
             whole = torch.stack(alone).sum(0).int()
-            for threads in (1, 2):
+            for threads in (1, 2, 3):
                 with testing.threads(threads):
                     assert torch.equal(integers(a, g, factors), whole), isa
                     assert torch.equal(integers(a[order], g[order], factors[order]), whole), isa
