@@ -241,11 +241,10 @@ DPK_AMX void add_block(const float* a, const float* g, const float* factors, con
 void add_by_bfloat(const float* a, const float* g, const float* factors, const LinearShape& shape,
                    std::int32_t* out, int threads) {
   const auto blocks = blocks_of(factors, shape);
-  for_parts(shape, threads, [&](Range rows, Range columns) {
-    for (const Block& block : blocks) {
-      add_block(a, g, factors, block, shape, rows, columns, out);
-    }
-  });
+  for_blocks(blocks, shape, out, threads,
+             [&](const Block& block, Range rows, Range columns, std::int32_t* to) {
+               add_block(a, g, factors, block, shape, rows, columns, to);
+             });
 }
 
 #else

@@ -139,13 +139,7 @@ struct Product {
         T tile;
         tile.multiply(g + i * row_panel(), a + j * column_panel(), pairs());
         for (std::int64_t m = 0; m < tall; ++m, to += shape.inputs) {
-          std::int32_t sums[T::kColumns];
-          __builtin_memcpy(sums, tile.at[m], sizeof(sums));
-          if (wide == T::kColumns) {
-            for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
-          } else {
-            for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
-          }
+          add_row(tile.at[m], wide, to);
         }
       }
     }

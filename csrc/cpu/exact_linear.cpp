@@ -142,8 +142,9 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
   F* const a = scratch<F, 5>(T::kColumns * steps);
   for (std::int64_t b = 0; b < samples; ++b) {
     const Member<F>& member = block[static_cast<std::size_t>(b)];
-    pack_panels<T::kRows>(member.g + rows.begin, positions, rows.end - rows.begin, shape.outputs,
-                          single ? member.factor : F{1}, g + b * positions * T::kRows, size);
+    pack_panels<T::kRows, T::kWrittenRows>(member.g + rows.begin, positions, rows.end - rows.begin,
+                                           shape.outputs, single ? member.factor : F{1},
+                                           g + b * positions * T::kRows, size);
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
     const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
@@ -167,20 +168,18 @@ DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape
           T tile;
           tile.multiply(left + b * positions * T::kRows, a + b * positions * T::kColumns,
                         positions);
+          if (member.ids.empty()) {
+            total.add(tile, member.factor);
+            continue;
+          }
+          T with_table = tile;  // a copy: the tile itself stays in registers
           add_table<F, kBytes>(member, shape.inputs, {row, row + tall}, {column, column + wide},
-                               tile);
-          total.add(tile, member.factor);
+                               with_table);
+          total.add(with_table, member.factor);
         }
       }
       for (std::int64_t m = 0; m < tall; ++m) {
-        std::int32_t* const to = out + (row + m) * shape.inputs + column;
-        std::int32_t sums[T::kColumns];
-        __builtin_memcpy(sums, total.at[m], sizeof(sums));
-        if (wide == T::kColumns) {
-          for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
-        } else {
-          for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
-        }
+        add_row(total.at[m], wide, out + (row + m) * shape.inputs + column);
       }
     }
   }
@@ -192,13 +191,39 @@ void add_integers(const F* a, const F* g, const F* factors, const LinearShape& s
                   const Table<F>& table, std::int32_t* out, int threads) {
   const auto blocks = blocks_of(a, g, factors, shape, table);
   const bool single = shape.positions == 1 && table.ids == nullptr;
-  for_parts(shape, threads, [&](Range rows, Range columns) {
-    for (const auto& block : blocks) {
-      versioned_by_width([&](auto width) DPK_INLINE {
-        add_block<F, decltype(width)::value>(block, shape, single, rows, columns, out);
-      });
+  const auto add = [&](const Block<F>& block, Range rows, Range columns, std::int32_t* to) {
+    versioned_by_width([&](auto width) DPK_INLINE {
+      add_block<F, decltype(width)::value>(block, shape, single, rows, columns, to);
+    });
+  };
+  for_blocks(blocks, shape, out, threads, add);
+}
+
+// At least |row|. Squares are summed in F, which is enough for a bound; in double where their sizes
+// could hide something.
+template <class F, int kBytes>
+DPK_INLINE inline double norm_above(const F* row, std::int64_t n) {
+  constexpr int kLanes = kBytes / static_cast<int>(sizeof(F)), kChains = 4;
+  constexpr std::int64_t kStep = kLanes * kChains, kMost = 1 << 20;
+  using V = Vector<F, kLanes>;
+  V sums[kChains] = {};
+  std::int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+#pragma GCC unroll 16
+    for (int k = 0; k < kChains; ++k) {
+      const V x = load<V>(row + i + k * kLanes);
+      sums[k] += x * x;
     }
-  });
+  }
+  double square = 0;
+  for (; i < n; ++i) square += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  square += static_cast<double>(sum_lanes<V, kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3])));
+  // What underflows is less than 2^-104 in all, so that it counts as one rounding more.
+  if (std::is_same_v<F, double> || !(n <= kMost && 0x1p-80 < square && square < 0x1p127)) {
+    return std::sqrt(square_of(row, n));
+  }
+  const auto roundings = static_cast<double>(n / kStep + 10);
+  return std::sqrt(square * (1 + 1.02 * roundings * kRoundoff<F>));
 }
 
 // The rounding of all positions and rows of a table together, at most.
@@ -213,17 +238,18 @@ void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<
     for (std::int64_t b = begin; b < end; ++b) {
       double total = 0;
       exact::PositionNorms norms;
-      versioned([&]() DPK_INLINE {
+      versioned_by_width([&](auto width) DPK_INLINE {
+        constexpr int kBytes = decltype(width)::value;
         for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
-          const double x = std::sqrt(square_of(a + t * shape.inputs, shape.inputs));
-          const double y = std::sqrt(square_of(g + t * shape.outputs, shape.outputs));
+          const double x = norm_above<F, kBytes>(a + t * shape.inputs, shape.inputs);
+          const double y = norm_above<F, kBytes>(g + t * shape.outputs, shape.outputs);
           total += x * y;
           norms.inputs += x, norms.outputs += y;
           norms.largest = std::max({norms.largest, x, y});
         }
         for (std::int64_t s = b * table.places; s < (b + 1) * table.places; ++s) {
           if (table.ids[s] == table.padding) continue;
-          total += std::sqrt(square_of(table.rows + s * shape.inputs, shape.inputs));
+          total += norm_above<F, kBytes>(table.rows + s * shape.inputs, shape.inputs);
         }
       });
       norms.products = total;

@@ -226,7 +226,8 @@ DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, std::int64_t 
   const std::int64_t size = panel_size<T::kRows, F>(steps);
   F* const g = scratch<F, 1>(row_panels * size);
   F* const a = scratch<F, 2>(T::kColumns * steps);
-  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g, size);
+  pack_panels<T::kRows, T::kWrittenRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g,
+                                         size);
   for (std::int64_t column = 0; column < sample.inputs; column += T::kColumns) {
     const std::int64_t used = std::min<std::int64_t>(T::kColumns, sample.inputs - column);
     pack_panels<T::kColumns>(sample.a + column, steps, used, sample.inputs, F{1}, a,

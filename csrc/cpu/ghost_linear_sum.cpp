@@ -48,8 +48,8 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
   F* const a = scratch<F, 5>(T::kColumns * steps);
   std::int64_t done = 0;
   for (const Run<F>& run : runs) {
-    pack_panels<T::kRows>(run.g + rows.begin, run.count, rows.end - rows.begin, shape.outputs,
-                          run.factor, g + done * T::kRows, size);
+    pack_panels<T::kRows, T::kWrittenRows>(run.g + rows.begin, run.count, rows.end - rows.begin,
+                                           shape.outputs, run.factor, g + done * T::kRows, size);
     done += run.count;
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
@@ -67,14 +67,7 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
       T tile;
       tile.multiply(g + panel * size, a, steps);
       for (std::int64_t m = 0; m < tall; ++m) {
-        F* const to = out + (row + m) * shape.inputs + column;
-        F sums[T::kColumns];
-        __builtin_memcpy(sums, tile.at[m], sizeof(sums));
-        if (wide == T::kColumns) {
-          for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
-        } else {
-          for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
-        }
+        add_row(tile.at[m], wide, out + (row + m) * shape.inputs + column);
       }
     }
   }

@@ -22,19 +22,23 @@ DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std:
 }
 
 // `columns` of [rows, stride] -> panels of kWidth columns, each [rows, kWidth], zeros at the end.
-// Row after row, as they lie in memory: each line is read once.
-template <int kWidth, class S, class F>
+// Row after row, as they lie in memory: each line is read once. A panel that is no multiple of a
+// vector is written in whole ones, of kWritten columns: what is too much is overwritten by the next
+// row, or lies in the room behind the last (panel_size).
+template <int kWidth, int kWritten = kWidth, class S, class F>
 DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
                                    std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
-  const std::int64_t whole = columns / kWidth, rest = columns % kWidth;
+  const std::int64_t whole = std::max<std::int64_t>(0, columns + kWidth - kWritten) / kWidth;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const S* const row = from + r * stride;
+    const S* row = from + r * stride;
     F* panel = to + r * kWidth;
-    for (std::int64_t i = 0; i < whole; ++i) {
-      pack_row(row + i * kWidth, kWidth, kWidth, scale, panel);
-      panel += panel_size;
+    for (std::int64_t i = 0; i < whole; ++i, row += kWidth, panel += panel_size) {
+      pack_row(row, kWritten, kWritten, scale, panel);
     }
-    if (rest != 0) pack_row(row + whole * kWidth, rest, kWidth, scale, panel);
+    for (std::int64_t left = columns - whole * kWidth; left > 0; left -= kWidth) {
+      pack_row(row, std::min<std::int64_t>(left, kWidth), kWidth, scale, panel);
+      row += kWidth, panel += panel_size;
+    }
   }
 }
 
@@ -60,6 +64,7 @@ struct Tile {
   static constexpr int kRows = kBytes == 64 ? 12 : 6;
   static constexpr int kVectors = 2;
   static constexpr int kColumns = kVectors * kLanes;
+  static constexpr int kWrittenRows = (kRows + kLanes - 1) / kLanes * kLanes;  // in whole vectors
   using V = Vector<F, kLanes>;
 
   V at[kRows][kVectors];
@@ -126,18 +131,28 @@ struct Tile {
   }
 };
 
-// Sums over the lanes of 2^k vectors at once: neighbours fold into one vector of half-sums until
-// lane l of the result belongs to vector l.
+// Sums over the lanes of 2^k vectors at once: halves of two vectors are added until lane l of the
+// result belongs to vector l; first inside of pieces of 16 bytes, where moving lanes is cheapest.
+template <int kLanes, int kPiece, int kSegments>
+struct Halves {
+  static constexpr bool kInside = kSegments < kPiece;
+  static constexpr int kUnit = kInside ? 1 : kPiece;  // lanes that stay together
+  static constexpr int kUnits = kInside ? kPiece : kLanes / kPiece;
+  static constexpr int kApart = kUnits / 2 / (kSegments / kUnit);
+
+  // The lane of the lower half, of two vectors side by side, that becomes lane `lane`.
+  static constexpr int lower(int lane) {
+    const int unit = lane / kUnit % kUnits, i = unit % (kUnits / 2);
+    const int from = i / kApart * 2 * kApart + i % kApart;
+    return lane + (from - unit) * kUnit + (unit < kUnits / 2 ? 0 : kLanes);
+  }
+  static constexpr int upper(int lane) { return lower(lane) + kApart * kUnit; }
+};
 template <class V, int kLanes, int kSegments, int... l>
 DPK_INLINE inline V fold_pair(V c, V d, std::integer_sequence<int, l...>) {
-  constexpr int kHalf = kLanes / (2 * kSegments);
-  constexpr auto from = [](int lane) {
-    const int segment = lane / kHalf, offset = lane % kHalf;
-    return segment < kSegments ? 2 * segment * kHalf + offset
-                               : kLanes + 2 * (segment - kSegments) * kHalf + offset;
-  };
-  return __builtin_shufflevector(c, d, from(l)...) +
-         __builtin_shufflevector(c, d, (from(l) + kHalf)...);
+  using H = Halves<kLanes, 16 * kLanes / static_cast<int>(sizeof(V)), kSegments>;
+  return __builtin_shufflevector(c, d, H::lower(l)...) +
+         __builtin_shufflevector(c, d, H::upper(l)...);
 }
 template <class V, int kLanes, int kCount, int kSegments = 1>
 DPK_INLINE inline void fold(V* x) {

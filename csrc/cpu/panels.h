@@ -84,4 +84,21 @@ DPK_INLINE inline void prefetch_rows(F* to, std::int64_t rows, std::int64_t stri
   }
 }
 
+// `wide` numbers from `to` on += a row of a tile.
+template <int kVectors, class V, class F>
+DPK_INLINE inline void add_row(const V (&row)[kVectors], std::int64_t wide, F* to) {
+  constexpr int kLanes = sizeof(V) / sizeof(F);
+  if (wide == kVectors * kLanes) {
+#pragma GCC unroll 16
+    for (int n = 0; n < kVectors; ++n) {
+      const V sum = load<V>(to + n * kLanes) + row[n];
+      __builtin_memcpy(to + n * kLanes, &sum, sizeof(V));
+    }
+    return;
+  }
+  F sums[kVectors * kLanes];
+  __builtin_memcpy(sums, row, sizeof(row));
+  for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
+}
+
 }  // namespace dpkern::cpu::ghost

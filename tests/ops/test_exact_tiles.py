@@ -38,7 +38,7 @@ def test_a_samples_integers_depend_on_nothing_else(shape: tuple[int, int, int]) 
         with testing.isa(isa):
             alone = [integers(a[b : b + 1], g[b : b + 1], factors[b : b + 1]) for b in range(7)]
             whole = torch.stack(alone).sum(0).int()
-            for threads in (1, 2):
+            for threads in (1, 2, 3):
                 with testing.threads(threads):
                     assert torch.equal(integers(a, g, factors), whole), isa
                     assert torch.equal(integers(a[order], g[order], factors[order]), whole), isa
@@ -102,3 +102,19 @@ def test_numbers_next_to_the_largest_float_have_no_bound() -> None:
             assert math.isinf(errors[1]), isa
             assert math.isfinite(errors[2]), isa
             assert isa != "amx" or math.isinf(errors[0])
+
+
+def test_bounds_are_those_of_the_norms_whatever_their_sizes() -> None:
+    """Squares of the small and large ones are beyond float32, and those of long rows add up."""
+    generator = torch.Generator().manual_seed(8)
+    scales = torch.tensor([1.0, 2.0**-75, 2.0**-60, 2.0**70, 2.0**100])[:, None, None]
+    for t, d, p in ((3, 15, 7), (5, 1, 40), (30, 129, 1100), (2, 20000, 3)):
+        a = torch.rand(len(scales), t, d, generator=generator) * scales
+        g = torch.rand(len(scales), t, p, generator=generator) / scales
+        want = ghost.linear_sum_error(a, g, backend="reference")
+        for isa in testing.available_isas():
+            with testing.isa(isa):
+                errors = ghost.linear_sum_error(a, g, backend="cpu")
+            assert bool((errors >= want * (1 - 1e-6)).all()), (isa, t)
+            looser = 34 if isa == "amx" else 1.003
+            assert bool((errors <= looser * want).all()), (isa, t)
