@@ -102,6 +102,7 @@ void connect_uses(const py::dict& given) {
   known.autocast = kept(given["autocast"]), known.transforms = kept(given["transforms"]);
   known.normalize = kept(given["normalize"]);
   known.written_since = kept(given["written_since"]);
+  known.add_product = kept(given["add_product"]), known.product = kept(given["product"]);
   const py::object run = given["run"];
   known.batch_id = Slot(run, "batch_id"), known.sites = Slot(run, "sites");
   known.cursor = Slot(run, "cursor"), known.live = Slot(run, "live");
@@ -133,6 +134,7 @@ py::object make(const py::dict& given) {
     use->outputs = given["outputs"].cast<std::int64_t>();
     use->kept = given["kept"].cast<bool>();
     use->calls = given["calls"];
+    use->plain_bias = given["plain_bias"], use->turned = given["turned"];
     use->taker = pointer<Taker>(use->calls.attr("taker").cast<std::uintptr_t>());
   } else {
     const auto rows = given["rows"].cast<std::vector<std::uintptr_t>>();

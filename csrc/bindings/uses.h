@@ -38,6 +38,7 @@ struct Known {
   // Functions without arguments.
   PyObject *recording = nullptr, *task = nullptr, *autocast = nullptr, *transforms = nullptr;
   PyObject *normalize = nullptr, *written_since = nullptr;
+  PyObject *add_product = nullptr, *product = nullptr;  // torch's, of matrices
   Slot batch_id, sites, cursor, live, current_task, held, order, threads, own_products;
 };
 extern Known known;
@@ -65,6 +66,7 @@ struct Names {
   DPK_NAME(materialize_grads);
   DPK_NAME(next_functions);
   DPK_NAME(program);
+  DPK_NAME(resize_);
   DPK_NAME(run);
   DPK_NAME(running);
   DPK_NAME(saved_tensors);
@@ -72,6 +74,7 @@ struct Names {
   DPK_NAME(statistics);
   DPK_NAME(to_save);
   DPK_NAME(version);
+  DPK_NAME(view);
   DPK_NAME(weight);
 #undef DPK_NAME
 };
@@ -100,7 +103,8 @@ struct Use {
   Kind kind;
   std::size_t index;
   py::object weight, bias, plain_weight, looks, dtype, calls, apply;
-  py::tuple kinds;  // of the nodes in front of it
+  py::object plain_bias, turned;  // linear: the bias or None, and the weight transposed
+  py::tuple kinds;                // of the nodes in front of it
   bool differentiable;
   bool kept;                  // what its gradient leaves with the run is nothing
   int place;                  // of its dtype
@@ -128,8 +132,8 @@ struct Use {
     if (kind == Kind::kLinear) out_shape.back() = outputs;
   }
   int visit(visitproc visit, void* arg) const {
-    for (const py::object* part :
-         {&weight, &bias, &plain_weight, &looks, &dtype, &calls, &apply, &shape_given, &eps}) {
+    for (const py::object* part : {&weight, &bias, &plain_weight, &looks, &dtype, &calls, &apply,
+                                   &plain_bias, &turned, &shape_given, &eps}) {
       Py_VISIT(part->ptr());
     }
     Py_VISIT(kinds.ptr());

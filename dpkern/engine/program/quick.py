@@ -34,6 +34,8 @@ if _connect is not None:
             "autocast": torch._C._is_any_autocast_enabled,
             "transforms": torch._C._functorch.peek_interpreter_stack,
             "normalize": torch.native_layer_norm,
+            "add_product": torch.addmm,
+            "product": torch.mm,
             "written_since": written_since,
         }
     )
