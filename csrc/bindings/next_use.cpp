@@ -61,6 +61,16 @@ bool is_watched(PyObject* capture) {
          is(capture, names()._public, Py_False) && is(capture, names()._skipped, Py_False);
 }
 
+// Whether an operand is an argument of the module itself, which every site admits.
+bool is_given(PyObject* capture, PyObject* x) {
+  const Owned inputs = get(capture, names()._inputs);
+  if (!inputs || !PyTuple_CheckExact(inputs.get())) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs.get()); ++i) {
+    if (PyTuple_GET_ITEM(inputs.get(), i) == x) return true;
+  }
+  return false;
+}
+
 // Look whether a use is the one that its pass expects next; null: Python knows better, with or
 // without an error. Nothing is changed, but that the first use of a pass begins its run.
 std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind kind) {
@@ -91,7 +101,7 @@ std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind
   const bool same =
       hold_beside(use->looks.ptr(), x, use->shape, use->place, use->differentiable) == 1;
   if (!same || !are_expected(*use, x)) return {};
-  if (!use->differentiable) {
+  if (!use->differentiable && !is_given(capture, x)) {
     const Owned admitted(PyObject_CallMethodOneArg(next.site, names().admits, x));
     if (admitted.get() != Py_True) return {};
   }

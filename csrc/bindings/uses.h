@@ -46,6 +46,7 @@ extern Known known;
 // Interned names.
 struct Names {
 #define DPK_NAME(name) PyObject* const name = PyUnicode_InternFromString(#name)
+  DPK_NAME(_inputs);
   DPK_NAME(_private);
   DPK_NAME(_public);
   DPK_NAME(_sequence_nr);
