@@ -8,13 +8,15 @@
 #include "cpu/ops.h"
 
 namespace dpkern::bindings::uses {
-namespace {
 
-// The shape of what a run's use sees, and its address; false: no contiguous tensor of the dtype.
 bool view_of(PyObject* tensor, const Use& use, View* view) {
   return torch.exchange->view(tensor, view) == 0 && find_dtype(*view) == use.place &&
          is_contiguous(*view);
 }
+
+int threads_of(PyObject* run) { return static_cast<int>(known.threads.number(run)); }
+
+namespace {
 
 template <class F>
 F* data(const View& view) {
@@ -25,8 +27,6 @@ F* data(const View& view) {
 bool own_products(PyObject* run, const Use& use) {
   return PySet_Contains(known.own_products.of(run), use.dtype.ptr()) == 1;
 }
-
-int threads_of(PyObject* run) { return static_cast<int>(known.threads.number(run)); }
 
 // Note on the node what its backward pass needs; false with an error.
 bool note(PyObject* ctx, PyObject* run, PyObject* site, PyObject* x, const Use& use) {
@@ -89,7 +89,8 @@ PyObject* torchs_product(PyObject* x, const Use& use, bool turned) {
       .release();
 }
 
-// Whether a product of this run is taken here. Without a bias F.linear views what it returns.
+}  // namespace
+
 bool takes_product(PyObject* run, const Use& use, bool turned) {
   const bool by_torch = use.shape.size() == 2 || !turned || !use.plain_bias.is_none();
   return by_torch || own_products(run, use);
@@ -99,8 +100,6 @@ PyObject* product(PyObject* run, PyObject* x, const View& view, const Use& use, 
   return own_products(run, use) ? own_product(run, view, use, turned)
                                 : torchs_product(x, use, turned);
 }
-
-}  // namespace
 
 // forward(ctx, anchor, run, site, x)
 PyObject* linear_forward(PyObject* function, PyObject* const* args, Py_ssize_t count) {

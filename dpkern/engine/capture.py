@@ -32,7 +32,7 @@ from .routes import KeepBudget
 from .row_owners import GatheredRows, owners_of
 from .sets_requires_grad import sets_requires_grad
 from .sum_store import SumStore
-from .uncompiled import show_forward
+from .uncompiled import SHORT_CUTS, show_forward
 from .unshared import fewest_holders, holders_of
 from .uses import (
     BackwardClipper,
@@ -588,6 +588,7 @@ class Capture:
         if self.guard.running:
             return None
         self.verification.watch_node = None
+        SHORT_CUTS.clear()  # of a pass that failed before its module ran
         if not torch.is_grad_enabled():
             return None
         if self._public or self._skipped:
@@ -619,6 +620,8 @@ class Capture:
             or self._skipped
             or self.graphs.active
         ):
+            if self.guard.is_as_looked:
+                self.program.offer_short_cut()
             return None
         return self._watched((args, kwargs))
 

@@ -11,8 +11,8 @@ path, and ``reason`` says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,14 @@ from ..clip_norms import NormedGradients
 from ..exact_sums import sums_in_place
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
+from ..uncompiled import SHORT_CUTS
 from ..uses import CapturedOp, ParameterSource
 from .arithmetic import arithmetic_of
 from .facts import UseFacts, facts_of
 from .flat import Flat
 from .releases import is_replayed
 from .run import ReplayRun
-from .site import KINDS, NotReplayed
+from .site import KINDS, SHORT_CUT, NotReplayed
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -60,6 +61,8 @@ class Program:
         self._last: list[tuple[UseFacts, tuple[bool, ...]]] | None = None
         self._failed = 0
         self._fine_plan: Plan | None = None
+        self._looked_at: tuple[object, Flat | None, Callable[..., Any] | None] = None, None, None
+        """The look and the list for which it was found out whether the module is a stack."""
 
     def forget(self) -> None:
         """Forget the program, so that the next steps are recorded."""
@@ -120,6 +123,17 @@ class Program:
             materialized = isinstance(record, ExplicitGradients) and record.squares is not None
             kept.append(materialized and uses[slot] == 1)
         return tuple(kept)
+
+    def offer_short_cut(self) -> None:
+        """Let the pass that begins, which finds all as the last look holds it, be one node."""
+        flat, look = self.flat, self.capture.guard.state.quick
+        if flat is None or not flat.batch:  # its uses are not described to C++ yet
+            return
+        if self._looked_at[0] is not look or self._looked_at[1] is not flat:
+            self._looked_at = look, flat, SHORT_CUT[0](self.capture, flat.sites)
+        cut = self._looked_at[2]
+        if cut is not None:
+            SHORT_CUTS.append(cut)
 
     # predicates
 
