@@ -11,12 +11,30 @@ namespace {
 
 constexpr long long kNoUse = -1;  // _NONE of nodes_between.py
 
-// Whether no backward pass runs, no transform and no autocast of any device.
+}  // namespace
+
 bool is_usual_pass() {
   if (!answers(known.autocast, Py_False) || !answers(known.transforms, Py_None)) return false;
   const Owned task(PyObject_CallNoArgs(known.task));
   return task && PyLong_AsLongLong(task.get()) == -1;
 }
+
+bool is_watched(PyObject* capture) {
+  const Owned guard = get(capture, names().guard);
+  return guard && is(guard.get(), names().running, Py_False) &&
+         is(capture, names()._public, Py_False) && is(capture, names()._skipped, Py_False);
+}
+
+bool is_given(PyObject* capture, PyObject* x) {
+  const Owned inputs = get(capture, names()._inputs);
+  if (!inputs || !PyTuple_CheckExact(inputs.get())) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs.get()); ++i) {
+    if (PyTuple_GET_ITEM(inputs.get(), i) == x) return true;
+  }
+  return false;
+}
+
+namespace {
 
 // Whether the nodes on the way back from an operand are of the kinds that were recorded; false with
 // an error, too.
@@ -54,13 +72,6 @@ struct Next {
   Found use;
 };
 
-// Whether the pass that runs is watched; false with an error, too.
-bool is_watched(PyObject* capture) {
-  const Owned guard = get(capture, names().guard);
-  return guard && is(guard.get(), names().running, Py_False) &&
-         is(capture, names()._public, Py_False) && is(capture, names()._skipped, Py_False);
-}
-
 // Look whether a use is the one that its pass expects next; null: Python knows better, with or
 // without an error. Nothing is changed, but that the first use of a pass begins its run.
 std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind kind) {
@@ -91,7 +102,7 @@ std::optional<Next> next_use(PyObject* weight, PyObject* bias, PyObject* x, Kind
   const bool same =
       hold_beside(use->looks.ptr(), x, use->shape, use->place, use->differentiable) == 1;
   if (!same || !are_expected(*use, x)) return {};
-  if (!use->differentiable) {
+  if (!use->differentiable && !is_given(capture, x)) {
     const Owned admitted(PyObject_CallMethodOneArg(next.site, names().admits, x));
     if (admitted.get() != Py_True) return {};
   }

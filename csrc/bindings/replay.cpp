@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 
 #include "bindings/bindings.h"
 #include "cpu/explicit.h"
@@ -125,15 +126,18 @@ class ReplayedStep final : public Taker {
   // Factors of all samples and weighted sums of what is held here, one clip group after another.
   // bounds, scales: of each group's norms, and from captured gradients to those that are clipped.
   // factored: by group, whether integers of one position are products of vectors of integers.
-  // Factors [groups, room] and norms [groups, room] are written where they are told.
+  // Factors [groups, room] and norms [groups, room] are written where they are told, sums over all
+  // that their memory holds.
   // Returns: how many of the first `records` samples have a norm that is not finite.
   std::int64_t close(const std::vector<double>& bounds, const std::vector<double>& scales,
                      bool automatic, const std::vector<bool>& factored, std::int64_t records,
                      std::int64_t room, std::uintptr_t factors_address,
-                     std::uintptr_t norms_address, std::uintptr_t sums_address) {
+                     std::uintptr_t norms_address, std::uintptr_t sums_address,
+                     std::size_t sums_bytes) {
     F* const factors = pointer<F>(factors_address);
     double* const norms = pointer<double>(norms_address);
     const py::gil_scoped_release unlocked;
+    std::memset(pointer<void>(sums_address), 0, sums_bytes);
     for (std::size_t k = 0; k < groups_.size(); ++k) {
       Group<F>& group = groups_[k];
       look_up(group);

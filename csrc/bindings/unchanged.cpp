@@ -165,6 +165,10 @@ int hold_beside(PyObject* looks, PyObject* x, const std::vector<std::int64_t>& s
   return HeldTensors::of(looks)->hold_beside(x, shape, dtype, trained);
 }
 
+int hold_alone(PyObject* looks) {
+  return Py_TYPE(looks) == type_of_looks() ? HeldTensors::of(looks)->hold() : 0;
+}
+
 void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make); }
 
 }  // namespace dpkern::bindings

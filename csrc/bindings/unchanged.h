@@ -14,4 +14,7 @@ namespace dpkern::bindings {
 int hold_beside(PyObject* looks, PyObject* x, const std::vector<std::int64_t>& shape, int dtype,
                 bool trained);
 
+// Whether the tensors of `looks` are as they were, as above.
+int hold_alone(PyObject* looks);
+
 }  // namespace dpkern::bindings

@@ -8,13 +8,15 @@
 #include "cpu/ops.h"
 
 namespace dpkern::bindings::uses {
-namespace {
 
-// The shape of what a run's use sees, and its address; false: no contiguous tensor of the dtype.
 bool view_of(PyObject* tensor, const Use& use, View* view) {
   return torch.exchange->view(tensor, view) == 0 && find_dtype(*view) == use.place &&
          is_contiguous(*view);
 }
+
+int threads_of(PyObject* run) { return static_cast<int>(known.threads.number(run)); }
+
+namespace {
 
 template <class F>
 F* data(const View& view) {
@@ -25,8 +27,6 @@ F* data(const View& view) {
 bool own_products(PyObject* run, const Use& use) {
   return PySet_Contains(known.own_products.of(run), use.dtype.ptr()) == 1;
 }
-
-int threads_of(PyObject* run) { return static_cast<int>(known.threads.number(run)); }
 
 // Note on the node what its backward pass needs; false with an error.
 bool note(PyObject* ctx, PyObject* run, PyObject* site, PyObject* x, const Use& use) {
@@ -51,7 +51,7 @@ void multiply(const View& x, const Use& use, bool turned, const View& out, int t
 }
 
 // A new tensor of a shape, with the product in it; null with an error.
-PyObject* product(PyObject* run, const View& x, const Use& use, bool turned) {
+PyObject* own_product(PyObject* run, const View& x, const Use& use, bool turned) {
   Owned out(new_tensor(turned ? use.out_shape : use.shape, use.place));
   View view;
   if (!out || torch.exchange->view(out.get(), &view) != 0) return nullptr;
@@ -59,17 +59,57 @@ PyObject* product(PyObject* run, const View& x, const Use& use, bool turned) {
   return out.release();
 }
 
+// A tensor's method that takes a shape.
+Owned shaped(PyObject* tensor, PyObject* method, const std::vector<std::int64_t>& shape) {
+  const Owned sizes(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+  for (std::size_t i = 0; sizes && i < shape.size(); ++i) {
+    PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+  }
+  return sizes ? PyObject_CallMethodOneArg(tensor, method, sizes.get()) : nullptr;
+}
+
+// The same by torch, in the calls that F.linear and its gradient come to.
+PyObject* torchs_product(PyObject* x, const Use& use, bool turned) {
+  const bool flat = use.shape.size() == 2;
+  Owned rows;
+  if (!flat) {
+    rows = shaped(x, names().view, {use.positions, turned ? use.inputs : use.outputs});
+    if (!rows) return nullptr;
+  }
+  PyObject* const matrix = flat ? x : rows.get();
+  const bool biased = turned && !use.plain_bias.is_none();
+  PyObject* const factor = (turned ? use.turned : use.plain_weight).ptr();
+  PyObject* const given[] = {use.plain_bias.ptr(), matrix, factor};
+  Owned out(biased ? PyObject_Vectorcall(known.add_product, given, 3, nullptr)
+                   : PyObject_Vectorcall(known.product, given + 1, 2, nullptr));
+  if (flat || !out) return out.release();
+  // No view leaves the forward pass, which in-place activations would refuse.
+  return shaped(out.get(), turned ? names().resize_ : names().view,
+                turned ? use.out_shape : use.shape)
+      .release();
+}
+
 }  // namespace
+
+bool takes_product(PyObject* run, const Use& use, bool turned) {
+  const bool by_torch = use.shape.size() == 2 || !turned || !use.plain_bias.is_none();
+  return by_torch || own_products(run, use);
+}
+
+PyObject* product(PyObject* run, PyObject* x, const View& view, const Use& use, bool turned) {
+  return own_products(run, use) ? own_product(run, view, use, turned)
+                                : torchs_product(x, use, turned);
+}
 
 // forward(ctx, anchor, run, site, x)
 PyObject* linear_forward(PyObject* function, PyObject* const* args, Py_ssize_t count) {
   const Found use = count == 5 ? Found(args[3], Kind::kLinear) : Found();
   View view;
-  if (!use || !own_products(args[2], *use) || !view_of(args[4], *use, &view)) {
+  if (!use || !takes_product(args[2], *use, true) || !view_of(args[4], *use, &view)) {
     return other(function, args, count);
   }
   if (!note(args[0], args[2], args[3], args[4], *use)) return nullptr;
-  return product(args[2], view, *use, true);
+  return product(args[2], args[4], view, *use, true);
 }
 
 PyObject* layer_norm_forward(PyObject* function, PyObject* const* args, Py_ssize_t count) {
@@ -132,7 +172,7 @@ std::optional<Arrival> expected(PyObject* ctx, PyObject* x, PyObject* g, Kind ki
       PyList_GET_ITEM(held, static_cast<Py_ssize_t>(use.index)) != Py_None) {
     return {};
   }
-  if (kind == Kind::kLinear && !own_products(run, use)) return {};
+  if (kind == Kind::kLinear && !takes_product(run, use, false)) return {};
   if (!view_of(g, use, &found.g) || !(found.operand = operand_of(x, use, &found.x))) return {};
   const Owned task(PyObject_CallNoArgs(known.task));
   const int same =
@@ -193,7 +233,7 @@ PyObject* linear_gradient(const Arrival& arrival, PyObject* ctx, PyObject* g) {
   }
   if (!use.differentiable) return gradients(none());
   if (!is_unwritten(ctx, use)) return nullptr;
-  return gradients(product(arrival.run.get(), arrival.g, use, false));
+  return gradients(product(arrival.run.get(), g, arrival.g, use, false));
 }
 
 template <class F>

@@ -66,6 +66,7 @@ PyMethodDef method(const char* name, const char* doc) {
           METH_FASTCALL, doc};
 }
 
+PyMethodDef kRunStack = method<&run_stack>("run_stack", "run_stack(stack, module, args, kwargs).");
 PyMethodDef kCounted = method<&counted>("counted", "counted(replay, args, kwargs): its result.");
 PyMethodDef kFunctions[] = {
     method<&linear>("linear", "linear(args, kwargs): the next use, or what Python says."),
@@ -74,6 +75,8 @@ PyMethodDef kFunctions[] = {
     method<&layer_norm_forward>("layer_norm_forward", "forward(ctx, anchor, run, site, x)."),
     method<&linear_backward>("linear_backward", "backward(ctx, g)."),
     method<&layer_norm_backward>("layer_norm_backward", "backward(ctx, g)."),
+    method<&stack_forward>("stack_forward", "forward(ctx, anchor, run, stack, x)."),
+    method<&stack_backward>("stack_backward", "backward(ctx, g)."),
 };
 
 // The compiled form of a function, which calls it where it does not know what to do.
@@ -102,6 +105,13 @@ void connect_uses(const py::dict& given) {
   known.autocast = kept(given["autocast"]), known.transforms = kept(given["transforms"]);
   known.normalize = kept(given["normalize"]);
   known.written_since = kept(given["written_since"]);
+  known.add_product = kept(given["add_product"]), known.product = kept(given["product"]);
+  known.saved_hooks = kept(given["saved_hooks"]), known.note = kept(given["note"]);
+  for (const py::handle table : given["global_hooks"]) known.global_hooks.push_back(kept(table));
+  for (const py::handle item : given["unseen"]) {
+    const auto row = item.cast<py::tuple>();
+    known.unseen.emplace_back(kept(row[0]), kept(row[1]));
+  }
   const py::object run = given["run"];
   known.batch_id = Slot(run, "batch_id"), known.sites = Slot(run, "sites");
   known.cursor = Slot(run, "cursor"), known.live = Slot(run, "live");
@@ -133,6 +143,7 @@ py::object make(const py::dict& given) {
     use->outputs = given["outputs"].cast<std::int64_t>();
     use->kept = given["kept"].cast<bool>();
     use->calls = given["calls"];
+    use->plain_bias = given["plain_bias"], use->turned = given["turned"];
     use->taker = pointer<Taker>(use->calls.attr("taker").cast<std::uintptr_t>());
   } else {
     const auto rows = given["rows"].cast<std::vector<std::uintptr_t>>();
@@ -155,6 +166,9 @@ void add_uses(py::module_& m) {
     return py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
   });
   m.def("ReplayedUse", &uses::make);
+  m.def("ReplayedStack", &uses::make_stack);
+  m.add_object("run_stack",
+               py::reinterpret_steal<py::object>(PyCFunction_New(&uses::kRunStack, nullptr)));
 }
 
 }  // namespace dpkern::bindings

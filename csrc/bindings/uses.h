@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "bindings/held.h"
@@ -38,6 +39,12 @@ struct Known {
   // Functions without arguments.
   PyObject *recording = nullptr, *task = nullptr, *autocast = nullptr, *transforms = nullptr;
   PyObject *normalize = nullptr, *written_since = nullptr;
+  PyObject *add_product = nullptr, *product = nullptr;  // torch's, of matrices
+  // For stacks: tables of hooks of all modules, functions and what each of them returns where
+  // nothing looks at operations, one that takes a flag, and the class of what stands for a node.
+  std::vector<PyObject*> global_hooks;
+  std::vector<std::pair<PyObject*, PyObject*>> unseen;
+  PyObject *saved_hooks = nullptr, *note = nullptr;
   Slot batch_id, sites, cursor, live, current_task, held, order, threads, own_products;
 };
 extern Known known;
@@ -45,6 +52,7 @@ extern Known known;
 // Interned names.
 struct Names {
 #define DPK_NAME(name) PyObject* const name = PyUnicode_InternFromString(#name)
+  DPK_NAME(_inputs);
   DPK_NAME(_private);
   DPK_NAME(_public);
   DPK_NAME(_sequence_nr);
@@ -65,6 +73,7 @@ struct Names {
   DPK_NAME(materialize_grads);
   DPK_NAME(next_functions);
   DPK_NAME(program);
+  DPK_NAME(resize_);
   DPK_NAME(run);
   DPK_NAME(running);
   DPK_NAME(saved_tensors);
@@ -72,6 +81,7 @@ struct Names {
   DPK_NAME(statistics);
   DPK_NAME(to_save);
   DPK_NAME(version);
+  DPK_NAME(view);
   DPK_NAME(weight);
 #undef DPK_NAME
 };
@@ -100,7 +110,8 @@ struct Use {
   Kind kind;
   std::size_t index;
   py::object weight, bias, plain_weight, looks, dtype, calls, apply;
-  py::tuple kinds;  // of the nodes in front of it
+  py::object plain_bias, turned;  // linear: the bias or None, and the weight transposed
+  py::tuple kinds;                // of the nodes in front of it
   bool differentiable;
   bool kept;                  // what its gradient leaves with the run is nothing
   int place;                  // of its dtype
@@ -128,8 +139,8 @@ struct Use {
     if (kind == Kind::kLinear) out_shape.back() = outputs;
   }
   int visit(visitproc visit, void* arg) const {
-    for (const py::object* part :
-         {&weight, &bias, &plain_weight, &looks, &dtype, &calls, &apply, &shape_given, &eps}) {
+    for (const py::object* part : {&weight, &bias, &plain_weight, &looks, &dtype, &calls, &apply,
+                                   &plain_bias, &turned, &shape_given, &eps}) {
       Py_VISIT(part->ptr());
     }
     Py_VISIT(kinds.ptr());
@@ -162,6 +173,26 @@ class Found {
   const Use* use_ = nullptr;
 };
 
+// Whether no backward pass runs, no transform and no autocast of any device.
+bool is_usual_pass();
+
+// Whether the pass that runs is watched; false with an error, too.
+bool is_watched(PyObject* capture);
+
+// Whether an operand is an argument of the module itself, which every site admits.
+bool is_given(PyObject* capture, PyObject* x);
+
+// The shape of what a run's use sees, and its address; false: no contiguous tensor of the dtype.
+bool view_of(PyObject* tensor, const Use& use, View* view);
+
+int threads_of(PyObject* run);
+
+// Whether a product of this run is taken in C++. Without a bias F.linear views what it returns.
+bool takes_product(PyObject* run, const Use& use, bool turned);
+
+// A linear map's output, or its input's gradient if not `turned`; null with an error.
+PyObject* product(PyObject* run, PyObject* x, const View& view, const Use& use, bool turned);
+
 // Let the function of Python's that stands beside do it, as if nothing had been asked; but who
 // interrupts the program means it.
 PyObject* other(PyObject* function, PyObject* const* args, Py_ssize_t count);
@@ -177,5 +208,11 @@ PyObject* linear_forward(PyObject* function, PyObject* const* args, Py_ssize_t c
 PyObject* layer_norm_forward(PyObject* function, PyObject* const* args, Py_ssize_t count);
 PyObject* linear_backward(PyObject* function, PyObject* const* args, Py_ssize_t count);
 PyObject* layer_norm_backward(PyObject* function, PyObject* const* args, Py_ssize_t count);
+
+// stack.cpp:
+PyObject* run_stack(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* stack_forward(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* stack_backward(PyObject* function, PyObject* const* args, Py_ssize_t count);
+py::object make_stack(const py::dict& given);
 
 }  // namespace dpkern::bindings::uses

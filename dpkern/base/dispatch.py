@@ -369,6 +369,17 @@ def observed() -> bool:
     return _interceptor is not None or torch._C._autograd._profiler_enabled()
 
 
+def runs_compiled() -> bool:
+    """Whether calls on the CPU run in the compiled kernels, and nothing looks at them."""
+    found = _availability.get("cpu")
+    wanted = _wanted.get() or environment_choice()
+    usual = found is not None and found[0] and wanted in _COMPILED
+    return usual and _interceptor is None and not _is_profiled()
+
+
+_COMPILED = (None, "cpu")
+
+
 def wanted_backend() -> str | None:
     """Return the backend that calls without ``backend`` must run on.
 

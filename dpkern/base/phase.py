@@ -20,6 +20,9 @@ CONSTANTS = "constants"
 """Tables that are made once for a configuration and kept: they are no part of a step."""
 
 _marks: ContextVar[list[str] | None] = ContextVar("dpkern_phase", default=None)
+followed: Callable[[], object] = _marks.get
+"""None where nothing follows this thread's marks."""
+
 _NOTHING = nullcontext()
 
 
@@ -51,6 +54,7 @@ def listening() -> Iterator[Callable[[], str | None]]:
 
 __all__ = [
     *("BACK", "CLIP", "CONSTANTS", "IMPORTANCE", "LEARN", "MAP", "NOISE", "PROJECT", "UPDATE"),
+    "followed",
     "listening",
     "phase",
 ]

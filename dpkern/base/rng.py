@@ -114,6 +114,17 @@ class Key:
             InvalidInput: a number out of range.
             PrivacyError: the key has been wiped.
         """
+        return Stream(*self.packed_stream(purpose, step, stream))
+
+    def packed_stream(
+        self, purpose: Purpose, step: int, stream: int = 0
+    ) -> tuple[bytes, int, int, int]:
+        """Return the same keystream in the form that kernels take.
+
+        Raises:
+            InvalidInput: a number out of range.
+            PrivacyError: the key has been wiped.
+        """
         if not isinstance(purpose, Purpose):
             raise InvalidInput(
                 "purpose",
@@ -131,12 +142,11 @@ class Key:
                 got="a wiped one",
                 remedy="Make a new Key; a wiped one cannot come back.",
             )
-        if not self.seeded and os.getpid() != self._process:
+        if self.unsafe_seed is None and os.getpid() != self._process:
             # Parent and child would otherwise add the same noise to different data.
             self._secret[:] = os.urandom(KEY_BYTES)
             self._process = os.getpid()
-        n0 = (int(purpose) << 24) | stream
-        return Stream(bytes(self._secret), n0, step, self.rounds)
+        return bytes(self._secret), (int(purpose) << 24) | stream, step, self.rounds
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse copies and pickles: a copied key would add the same noise to different data."""

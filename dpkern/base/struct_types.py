@@ -128,10 +128,11 @@ class Struct:
 
         Those of a struct are passed one by one, an array as its own bytes.
         """
-        return self._packer.pack(*values)
+        return self.packer.pack(*values)
 
     @cached_property
-    def _packer(self) -> struct.Struct:
+    def packer(self) -> struct.Struct:
+        """The standard library's packer of the same bytes."""
         return struct.Struct("<" + "".join(self._formats()))
 
     def _formats(self) -> Iterator[str]:

@@ -15,24 +15,25 @@ class _Here(threading.local):
     most: int | None = None
 
 
-_here = _Here()
+here = _Here()
+"""The limit on this thread, for callers that ask for it in every step."""
 
 
 def allowed() -> int:
     """Return the number of threads of a kernel: torch's, or the limit set on this thread."""
-    most = _here.most
+    most = here.most
     return torch.get_num_threads() if most is None else most
 
 
 @contextmanager
 def limited(most: int) -> Iterator[None]:
     """Limit kernels that this thread calls inside the block to ``most`` threads."""
-    before = _here.most
-    _here.most = most
+    before = here.most
+    here.most = most
     try:
         yield
     finally:
-        _here.most = before
+        here.most = before
 
 
 @contextmanager
@@ -46,4 +47,4 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-__all__ = ["allowed", "limited", "torch_threads"]
+__all__ = ["allowed", "here", "limited", "torch_threads"]

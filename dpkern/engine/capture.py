@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ from .routes import KeepBudget
 from .row_owners import GatheredRows, owners_of
 from .sets_requires_grad import sets_requires_grad
 from .sum_store import SumStore
-from .uncompiled import show_forward
+from .uncompiled import SHORT_CUTS, show_forward
 from .unshared import fewest_holders, holders_of
 from .uses import (
     BackwardClipper,
@@ -289,21 +290,24 @@ class Capture:
 
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
-        self.discard_samples()
+        if self.recorded or self.mean_undone or self._admitted is not None:
+            self.discard_samples()
         self.public_gradients.clear()
 
     def discard_samples(self) -> None:
         """Forget what arrived for the current samples."""
-        self.program.drop_arrivals()
+        run = self.program.run
+        if run.order or run.task is not None:
+            run.drop_arrivals()
         if self.recorded:
             for source in (*self.slots, *self.expressions):
                 source.arrivals.clear()
             self.expressions.clear()
+        self.budget.used = 0
         self.early = None
-        self.budget.release()
         self._admitted = None
         self.mean_undone = False
-        self.verification.forget_arrivals()
+        self.verification.unverified.clear()
 
     @contextmanager
     def public(self) -> Iterator[None]:
@@ -446,6 +450,31 @@ class Capture:
         self.arrived_batch, self.arrived_padded = use.batch, use.padded
         self.verification.note_arrival(use, g)
 
+    def takes_usual(self, batch_id: int, batch: int, padded: int, site: tuple[Any, ...]) -> bool:
+        """Take note of a gradient that ``CapturedOp.wants`` accepts; False leaves that to it.
+
+        Args:
+            batch_id, batch, padded: the samples of its use, their number, and how many of them are
+                rows of zeros.
+            site: the place of the use.
+        """
+        known, boundary = self.verification, self.boundary
+        expected = self._ticket if self.handed_out else self._admitted
+        usual = (
+            known.probe is None
+            and site in known.sites
+            and (expected is None or batch_id == expected)
+            and (boundary is None or boundary.losses.running)
+            and torch._C._will_engine_execute_node(self.anchor_node)
+        )
+        if not usual:
+            return False
+        if self._admitted is None and self.before_arrivals is not None:
+            self.before_arrivals()
+        self._admitted = batch_id
+        self.arrived_batch, self.arrived_padded = batch, padded
+        return True
+
     def take_norm_if_only_use(self, source: GradientSource, arrival: CapturedGradients) -> None:
         """Take the norm while the operands are in the cache, if this is the only use."""
         record = arrival.record
@@ -494,11 +523,12 @@ class Capture:
         if self.recorded:
             for source in (*self.slots, *self.expressions):
                 source.check_operands()
-        self.verification.check_arrivals()
+        if self.verification.unverified:
+            self.verification.check_arrivals()
 
     def _check_leaks(self) -> None:
         with without_torch_function():
-            if self._held.have_no_gradient() and no_gradient([s.used for s in self.slots]):
+            if no_gradient(self._held.all()) and no_gradient([*map(_USED, self.slots)]):
                 return
             named = self.module.named_parameters()
             leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
@@ -558,6 +588,7 @@ class Capture:
         if self.guard.running:
             return None
         self.verification.watch_node = None
+        SHORT_CUTS.clear()  # of a pass that failed before its module ran
         if not torch.is_grad_enabled():
             return None
         if self._public or self._skipped:
@@ -589,6 +620,8 @@ class Capture:
             or self._skipped
             or self.graphs.active
         ):
+            if self.guard.is_as_looked:
+                self.program.offer_short_cut()
             return None
         return self._watched((args, kwargs))
 
@@ -684,6 +717,7 @@ class Capture:
                 self.public_gradients[slot.index] = local(gradient)
 
 
+_USED = attrgetter("used")
 _WIDE = frozenset((torch.float32, torch.float64))
 _GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
 

@@ -73,6 +73,8 @@ class ForwardGuard:
         """Whether the last probe found a plain stack of layers."""
         self._usual = False
         """Whether the pass takes one tensor and found the module as the pass before left it."""
+        self.is_as_looked = False
+        """Whether the pass found everything as ``state.quick`` holds it, and is not probed."""
 
     @property
     def occasion(self) -> int:
@@ -146,7 +148,7 @@ class ForwardGuard:
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Probe a pass that begins with these arguments, before hooks other than the capture's."""
         self._watched = self._found = self._waiting = None
-        self._usual = False
+        self._usual = self.is_as_looked = False
         capture = self.capture
         if not self._attached or self._is_paused or capture._public:
             return
@@ -156,7 +158,7 @@ class ForwardGuard:
         quick = None if self._uniform or occasions.gap <= 1 else quick
         if usual and recording and quick is not None and quick.before():
             occasions.gap -= 1
-            self._usual = True
+            self._usual = self.is_as_looked = True
             return
         given = (_ONE_TENSOR, ()) if usual else (_flags(args, kwargs), _numbers(args, kwargs))
         why = occasions.due(recording, *given)

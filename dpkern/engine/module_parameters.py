@@ -8,7 +8,7 @@ from operator import is_
 
 from torch import Tensor, nn
 
-from .table_entries import TableEntries
+from .table_entries import TableEntries, same_entries
 
 _GRADIENT = getattr(Tensor, "grad").__get__  # noqa: B009
 
@@ -33,7 +33,8 @@ class ModuleParameters:
 
     def all(self) -> list[Tensor]:
         """Return every parameter, as often as a part holds it."""
-        if self._entries is not None and self._entries.same():
+        known = self._entries
+        if known is not None and same_entries(known.tables, known.entries):
             return self._found
         parts = list(self._module.modules())
         held: list[Tensor] = [
@@ -44,7 +45,3 @@ class ModuleParameters:
         plain = all(isinstance(table, dict) for table in tables)
         self._entries, self._found = TableEntries(tables) if plain else None, held
         return held
-
-    def have_no_gradient(self) -> bool:
-        """Whether ``.grad`` of every parameter is None; call it in ``without_torch_function()``."""
-        return no_gradient(self.all())

@@ -156,8 +156,9 @@ class OptimizerAdapter:
         self.capture.discard()
         with without_torch_function():
             usual = getattr(self._own_zero_grad, "__func__", None) is _ZERO_GRAD
-            groups = self.optimizer.param_groups
-            if not usual or not all(no_gradient(group["params"]) for group in groups):
+            for group in self.optimizer.param_groups:
+                usual = usual and no_gradient(group["params"])
+            if not usual:
                 self._own_zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -308,8 +309,7 @@ class OptimizerAdapter:
 
     def _check_parameters(self) -> None:
         optimizer = self.optimizer
-        numbers = {name: optimizer.__dict__[name] for name in self._shown}
-        check_settings(optimizer.param_groups, numbers)
+        check_settings(optimizer.param_groups, optimizer.__dict__, self._shown)
         ours = self._places.__contains__
         for k, group in enumerate(optimizer.param_groups):
             if all(map(ours, map(id, group["params"]))):
@@ -335,10 +335,13 @@ class OptimizerAdapter:
                 remedy="Leave it: batch_size of the DataLoader sets what sums are divided by, and "
                 "expected_batch_size= in make_private without a loader.",
             )
-        now = {name: self.optimizer.__dict__[name] for name in self._shown}
-        if now != self._shown:
-            self.dp_step.mechanism = replace(self.dp_step.mechanism, **now)  # type: ignore[type-var]
-            self.show()
+        given = self.optimizer.__dict__
+        for name, known in self._shown.items():
+            if given[name] != known:
+                now = {name: given[name] for name in self._shown}
+                self.dp_step.mechanism = replace(self.dp_step.mechanism, **now)  # type: ignore[type-var]
+                self.show()
+                break
 
     def change(self, name: str, value: Any) -> None:
         """Set ``noise_multiplier`` or ``max_grad_norm`` at once.

@@ -88,10 +88,6 @@ class KeepBudget:
         self.peak = max(self.peak, self.used)
         return made
 
-    def release(self) -> None:
-        """Free the whole budget, for new samples."""
-        self.used = 0
-
 
 def _materialized(
     record: LinearGradients | ConvolutionGradients, rounded: bool

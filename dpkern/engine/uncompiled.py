@@ -147,6 +147,14 @@ def show_forward(module: nn.Module) -> bool:
     return True
 
 
+SHORT_CUTS: list[Callable[..., Any]] = []
+"""What runs the next forward pass in its place, or returns None; none in compiled calls."""
+
+
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the forward pass of the module's class."""
+    if SHORT_CUTS:
+        made = SHORT_CUTS.pop()(self, args, kwargs)
+        if made is not None:
+            return made
     return type(self).forward(self, *args, **kwargs)

@@ -21,6 +21,8 @@ class Verification:
         fresh: uses of the running pass that a probe is still to see.
         watch_input: whether the module's input is watched as well.
         watch_node: autograd node of a watched input that needs no gradient itself; None for others.
+        unverified: names of the parameters of uses whose gradient has arrived, but which no probe
+            has seen, by their place.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Verification:
         self._apart: set[CapturedOp] = set()
         """Uses of the current samples that a probe has seen, also at sites with others that it has
         not, such as the last of a loop, behind which nothing follows."""
-        self._unverified: dict[tuple[Any, ...], str] = {}
+        self.unverified: dict[tuple[Any, ...], str] = {}
 
     def forget(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
@@ -72,11 +74,7 @@ class Verification:
     def note_arrival(self, use: CapturedOp, gradient: Tensor) -> None:
         """Note that a gradient has arrived; behind zero weights there is nothing to protect."""
         if not self.has_seen(use) and bool(gradient.any()):
-            self._unverified[use.site] = use.names
-
-    def forget_arrivals(self) -> None:
-        """Forget which gradients have arrived."""
-        self._unverified.clear()
+            self.unverified[use.site] = use.names
 
     def check_arrivals(self) -> None:
         """Check that the gradients that have arrived are of uses that were seen.
@@ -84,9 +82,9 @@ class Verification:
         Raises:
             PrivacyError: one is not.
         """
-        if self._unverified:
+        if self.unverified:
             raise PrivacyError(
-                ", ".join(dict.fromkeys(self._unverified.values())),
+                ", ".join(dict.fromkeys(self.unverified.values())),
                 expected="uses that the check of the batch dimension has seen",
                 got="a use outside the module's forward pass, or without a tensor output",
                 remedy="Call the module itself and let it return a tensor whose first dimension "

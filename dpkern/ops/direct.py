@@ -16,7 +16,10 @@ from ..base import dispatch
 from .backends._direct import connect
 from .backends._extension import compiled, load_extension, threads
 from .backends._product import own as own_products
-from .backends._structs import BYTES
+from .backends._structs import BYTES, drawn_noise
+
+runs_compiled = dispatch.runs_compiled
+"""Whether nothing keeps calls of ops from the compiled kernels: the quick form of ``why_not``."""
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
@@ -74,6 +77,8 @@ def sum_positions(g: torch.Tensor) -> torch.Tensor | None:
 
 def why_not() -> str | None:
     """Return the reason why calls of ops must go through the dispatcher now, or None."""
+    if runs_compiled():
+        return None
     if dispatch.observed():
         return "calls of ops are counted or timed"
     wanted = dispatch.wanted_backend()
@@ -85,11 +90,13 @@ def why_not() -> str | None:
 
 __all__ = [
     "BYTES",
+    "drawn_noise",
     "kernel",
     "look",
     "own_products",
     "replayed_step",
     "replayed_use",
+    "runs_compiled",
     "sum_positions",
     "threads",
     "unchanged_tensors",

@@ -48,6 +48,20 @@ def noise_of(
     )
 
 
+Streams = tuple[bytes, int, int, int]
+"""A keystream in the form that kernels take (``Stream.packed``)."""
+
+
+def streams_of(plan: Plan, key: Key, step: int) -> tuple[str, Streams, Streams | None] | None:
+    """Return law and streams of ``noise_of`` as kernels take them; None if there is none."""
+    law = plan.distribution
+    if law is None:
+        return None
+    rounded = plan.arithmetic == "float"
+    rounding = key.packed_stream(Purpose.ROUNDING, step) if rounded else None
+    return law, key.packed_stream(purpose_of(law), step), rounding
+
+
 def part(noise: update.Noise | None, indices: Sequence[int]) -> update.Noise | None:
     """Return the noise of these parameters: the same streams, each at its own place."""
     if noise is None:

@@ -34,7 +34,7 @@ from .checks import (
     checked_mechanism,
     checked_params,
 )
-from .noise import noise_of
+from .noise import Streams, noise_of, streams_of
 from .noise_binding import NoiseBinding
 from .noise_tables.source import NoiseSource
 from .release_checks import check_importance, check_norms, check_ready, check_samples
@@ -257,7 +257,8 @@ class DPStep:
         """
         if self.plan.arithmetic == "float":
             check_norms(clipped_as, self.plan)
-        self._supply.prepare(self)
+        if self._supply.source is not None:
+            self._supply.prepare(self)
         self._sums, self._unmapped = sums, self.plan.mapped
         self._added += samples
         self._nonfinite = self._nonfinite + nonfinite
@@ -277,24 +278,26 @@ class DPStep:
     def obstacle(self) -> str:
         """The reason why no program can prepare this step's update; empty if one can."""
         plan = self.plan
-        checks = (
-            (self._optimizer is not None, "a rule of its own"),
-            (self._watcher is not None, "an audit that sees the sums"),
-            (self._supply.source is not None, "a noise source"),
-            (self._reduce is not None or self.shards is not None, "several processes"),
-            (self.memory is not None, "a mechanism that learns"),
-            (
-                not (plan.direct or self.maps_in_update),
-                "a release that is mapped elsewhere, or without noise",
-            ),
-            (plan.importance is not None, "a noise that is shaped by importance"),
-            (plan.noise_point != "per_batch", "noise for each sample"),
-            (self.backend not in (None, "cpu"), "another backend"),
-        )
-        return next((reason for refused, reason in checks if refused), "")
+        if self._optimizer is not None:
+            return "a rule of its own"
+        if self._watcher is not None:
+            return "an audit that sees the sums"
+        if self._supply.source is not None:
+            return "a noise source"
+        if self._reduce is not None or self.shards is not None:
+            return "several processes"
+        if self.memory is not None:
+            return "a mechanism that learns"
+        if not (plan.direct or self.maps_in_update):
+            return "a release that is mapped elsewhere, or without noise"
+        if plan.importance is not None:
+            return "a noise that is shaped by importance"
+        if plan.noise_point != "per_batch":
+            return "noise for each sample"
+        return "" if self.backend in (None, "cpu") else "another backend"
 
-    def begin_release(self) -> update.Noise | None:
-        """Record the release of the current step and give its noise away, once.
+    def begin_release(self) -> tuple[str, Streams, Streams | None] | None:
+        """Record the release of the current step and give law and streams of its noise away, once.
 
         The caller updates the parameters with it at once. Scales and places are the plan's.
 
@@ -309,7 +312,7 @@ class DPStep:
                 remedy="Call finish().",
             )
         self._begin([])
-        return noise_of(self.plan, self.key, self.steps)
+        return streams_of(self.plan, self.key, self.steps)
 
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
@@ -440,7 +443,9 @@ class DPStep:
             self._reduce(sums)
         if self._watcher is not None:
             self._watcher.summed(sums)
-        for name, words in self._supply.words(self.plan).items():
+        supply = self._supply
+        made = self.plan.words if supply.source is None else supply.words(self.plan)
+        for name, words in made.items():
             self.words[name] += words
         if self.plan.importance is not None:
             releasing.weigh(self, self.plan.importance, raw, means)
@@ -510,7 +515,9 @@ class DPStep:
             raise
 
     def _record(self, count: int = 1) -> None:
-        self.ledger.record(self._supply.covered(self.plan), count=count, **self.sampling)
+        supply = self._supply
+        covered = self.plan if supply.source is None else supply.covered(self.plan)
+        self.ledger.record(covered, count=count, **self.sampling)
 
     def _planned(self, mechanism: Mechanism) -> Plan:
         return mechanism.plan([tuple(p.shape) for p in self.params], self.memory)

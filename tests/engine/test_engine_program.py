@@ -369,13 +369,13 @@ def test_noise_is_never_used_twice(arithmetic: str, streams_each: int) -> None:
     run = loop(True, arithmetic=arithmetic)
     streams = []
     step = run.engine.adapter.dp_step
-    own = step.key.stream
+    own = step.key.packed_stream
 
-    def stream(purpose: Any, number: int, *more: int) -> Any:
+    def packed_stream(purpose: Any, number: int, *more: int) -> Any:
         streams.append((purpose, number, *more))
         return own(purpose, number, *more)
 
-    step.key.stream = stream
+    step.key.packed_stream = packed_stream
     run.train(8)
     assert run.replays > 3
     assert len(set(streams)) == len(streams) == 8 * streams_each  # noise, and rounding of floats
@@ -386,7 +386,7 @@ def test_noise_is_never_used_twice(arithmetic: str, streams_each: int) -> None:
 def test_a_key_that_looks_at_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison of both ways fails where a program replays what has changed."""
     monkeypatch.setattr(PackedUpdate, "_same_groups", lambda self: True)
-    monkeypatch.setattr(PackedUpdate, "_rules", lambda self: [g.rule for g in self._groups])
+    monkeypatch.setattr(PackedUpdate, "_take_numbers", lambda self: True)
     with pytest.raises(AssertionError):
         both(CHANGES["another learning rate"])
 

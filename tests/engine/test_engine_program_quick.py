@@ -119,14 +119,20 @@ def _costs_no_function(frozen: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=["rows", "positions"])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("own", [True, False], ids=["compiled", "library"])
 def test_bits_are_those_of_python(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...], sampling: str
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    sampling: str,
+    own: bool,
 ) -> None:
-    ours = Run(stack(2, dtype=dtype), sampling, shape)
-    weights = ours.steps(STEPS)
-    without_cpp(monkeypatch)
-    others = Run(stack(2, dtype=dtype), sampling, shape)
-    assert all(map(torch.equal, weights, others.steps(STEPS)))
+    with cpu.use_own_products(own):
+        ours = Run(stack(2, dtype=dtype), sampling, shape)
+        weights = ours.steps(STEPS)
+        without_cpp(monkeypatch)
+        others = Run(stack(2, dtype=dtype), sampling, shape)
+        assert all(map(torch.equal, weights, others.steps(STEPS)))
     assert ours.program.replays == others.program.replays >= STEPS - 3
 
 
@@ -273,13 +279,27 @@ def test_second_derivatives_are_refused() -> None:
 
 
 @quick
-def test_products_are_torchs_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "own_products", frozenset)
-    run = Run(Net())
-    run.steps(6)
-    calls = run.python_calls(3)
+@pytest.mark.parametrize("own", [True, False], ids=["compiled", "library"])
+@pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=["rows", "positions"])
+def test_products_of_either_kind_cost_no_function(own: bool, shape: tuple[int, ...]) -> None:
+    with cpu.use_own_products(own):
+        run = Run(stack(2), shape=shape)
+        run.steps(6)
+        calls = run.python_calls(1)
     assert run.program.reason == ""
-    assert calls["_gradient"] == 3, "of each linear layer, in a step"
+    assert "_gradient" not in calls
+    # Without a bias F.linear views what it returns.
+    assert calls.get("forward", 0) == (not own and len(shape) == 2)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["compiled", "library"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "none"])
+@pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=["rows", "positions"])
+def test_outputs_may_be_changed_in_place(own: bool, bias: bool, shape: tuple[int, ...]) -> None:
+    with cpu.use_own_products(own):
+        run = Run(nn.Sequential(nn.Linear(6, 4, bias), nn.ReLU(True), nn.Linear(4, 3)), shape=shape)
+        run.steps(6)
+        assert run.program.reason == ""
 
 
 @quick

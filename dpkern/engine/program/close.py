@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...base.phase import CLIP, phase
+from ...base.phase import CLIP, followed, phase
 from ...ops import clip
 from ...step.step import DPStep
 from ..parameter import without_torch_function
@@ -29,15 +29,11 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
     if flat is None:
         return False
     capture.check_closed()
-    run = program.run
-    with phase(CLIP):
-        run.check_operands()
-        memory = flat.sums.first() if step.sums is None else flat.sums.further()
-        memory.samples = capture.arrived_batch - capture.arrived_padded
-        lost = flat.close(
-            run, plan, scale=capture.loss_factor(), records=memory.samples, memory=memory
-        )
-        _hand_over(step, flat, memory, lost)
+    if followed():
+        with phase(CLIP):
+            _sum(step, capture, flat)
+    else:
+        _sum(step, capture, flat)
     if capture.tested is not None:
         capture.tested.close()
     program.done()
@@ -45,16 +41,33 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
     return True
 
 
-def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
-    """Let the step have the sums, which it may add to others before it releases them."""
-    samples, joined = memory.samples, flat.sums.of(step.sums)
-    if joined is not None and joined.samples + samples > flat.arithmetic.most_samples(step.plan):
+def _sum(step: DPStep, capture: Capture, flat: Flat) -> None:
+    """Make the sums, and let the step have them."""
+    run, before = capture.program.run, step.sums
+    run.check_operands()
+    memory = flat.sums.first() if before is None else flat.sums.further()
+    memory.samples = capture.arrived_batch - capture.arrived_padded
+    lost = flat.close(run, scale=capture.loss_factor(), records=memory.samples, memory=memory)
+    joined = None if before is None else flat.sums.of(before)
+    _hand_over(step, flat, memory, joined, lost)
+
+
+def _hand_over(
+    step: DPStep, flat: Flat, memory: SumMemory, joined: SumMemory | None, lost: int
+) -> None:
+    """Let the step have the sums, which may be added to those before it releases them.
+
+    ``joined`` holds those of the samples before in the same step, None where others do or there are
+    none.
+    """
+    samples, plan = memory.samples, step.plan
+    if joined is not None and joined.samples + samples > flat.most_samples:
         joined = None
     exact = flat.arithmetic.exact
     finite = exact or flat.calls.is_finite(memory.address, memory.size)
     # Others see these sums and may keep them, so that their memory cannot be used again.
-    looked_at = not finite or step.watched or (joined is None and step.sums is not None)
-    if looked_at or (step.plan.mapped and not step.maps_in_update):
+    looked_at = not finite or step.watched or (joined is None and step.unfinished)
+    if looked_at or (plan.mapped and not step.maps_in_update):
         if looked_at:
             flat.sums.give_away()
         with without_torch_function(), torch.no_grad():
@@ -74,7 +87,7 @@ def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.Clip
     return clip.ClipResult(
         sums=tuple(total.clone() for total in memory.tensors),
         norm_bound=math.hypot(*plan.group_bounds),
-        norms=flat.norms(plan, memory.samples),
+        norms=flat.norms(memory.samples),
         nonfinite=lost,
         batch_size=memory.samples,
         arithmetic=plan.arithmetic,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,13 @@ class Flat:
         """The clip group of each parameter, by index."""
         self._squares: list[Tensor] = []
         """Squared norms of shared parameters, which the calls point to."""
-        self._aims: tuple[Plan | None, tuple[Aim, ...]] = (None, ())
+        self.closed_plan: Plan | None = None
+        """The plan that the samples were closed by last."""
+        self.most_samples = 0.0
+        """The number of samples whose sums are sure to hold by that plan."""
+        self._aims: tuple[Aim, ...] = ()
+        self._scaled: tuple[float, tuple[Any, ...]] = (0.0, ())
+        """The scale of the gradients, and what the calls of a close are told of it and the plan."""
         self.starts = starts_of([slot.shape for slot in slots])
         """Offset of each parameter's sum in the memory of all."""
         self._number_parts()
@@ -135,43 +142,37 @@ class Flat:
         self.factors, self._norms = self.memory.factors(batch), self.memory.norms(batch)
         self._addresses = self.factors.data_ptr(), self._norms.data_ptr()
 
-    def aims(self, plan: Plan) -> tuple[Aim, ...]:
-        """Return what the clip factors of each group aim at."""
-        if plan is not self._aims[0]:
-            self._aims = plan, self.arithmetic.aims(plan)
-        return self._aims[1]
+    def close_by(self, plan: Plan) -> None:
+        """Close samples by this plan from now on, which is frozen."""
+        self._aims = self.arithmetic.aims(plan)
+        self.most_samples = self.arithmetic.most_samples(plan)
+        self._scaled = 0.0, ()
+        self.closed_plan = plan
 
-    def norms(self, plan: Plan, samples: int) -> Tensor:
+    def norms(self, samples: int) -> Tensor:
         """Return the norms of so many samples over all groups, as they were before clipping."""
         each = [
-            norms[:samples] * aim.unit
-            for norms, aim in zip(self._norms, self.aims(plan), strict=True)
+            norms[:samples] * aim.unit for norms, aim in zip(self._norms, self._aims, strict=True)
         ]
         return each[0] if len(each) == 1 else torch.stack(each).square().sum(0).sqrt()
 
-    def close(
-        self, run: ReplayRun, plan: Plan, *, scale: float, records: int, memory: SumMemory
-    ) -> int:
-        """Add the clipped sums of a finished run, whose operands are then dropped.
+    def close(self, run: ReplayRun, *, scale: float, records: int, memory: SumMemory) -> int:
+        """Make the clipped sums of a finished run by the plan of ``close_by``; drop its operands.
 
         Args:
             run: every site has its gradient.
-            plan: bounds and style of the clipping.
             scale: what takes captured gradients to those of each sample's own loss.
             records: number of samples without the rows that fill the batch up.
-            memory: where the sums are added.
+            memory: where the sums are written.
 
         Returns:
             How many samples were dropped, because their norm is not finite.
         """
-        joined = self._take_joined(run)
-        aims, automatic = self.aims(plan), plan.clipping == "automatic"
+        joined = self._take_joined(run) if self._joined else None
+        if scale != self._scaled[0]:
+            self._scaled = scale, self._told(scale)
         lost: int = self.calls.close(
-            [aim.bound for aim in aims],
-            [scale / aim.unit for aim in aims],
-            automatic,
-            [aim.factored for aim in aims],
-            *(records, self.memory.room, *self._addresses, memory.address),
+            *self._scaled[1], records, self.memory.room, *self._addresses, *memory.place
         )
         held, places = run.held, memory.tensors
         if self._summed or joined:
@@ -181,17 +182,22 @@ class Flat:
                     mine = held[part.site.index]
                     factors = self.factors[self._group(part)]
                     part.site.add_sum(self.arithmetic, part, factors, mine, place)
-                for index, gradients in joined:
+                for index, gradients in joined or ():
                     factors = self.factors[self.group_of[index]]
                     self.arithmetic.add(gradients, factors, places[index])
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost
 
+    def _told(self, scale: float) -> tuple[Any, ...]:
+        """Return bounds, scales, style and kind of the factors of each group."""
+        assert self.closed_plan is not None
+        aims, automatic = self._aims, self.closed_plan.clipping == "automatic"
+        bounds, scales = [aim.bound for aim in aims], [scale / aim.unit for aim in aims]
+        return bounds, scales, automatic, [aim.factored for aim in aims]
+
     def _take_joined(self, run: ReplayRun) -> list[tuple[int, PerSampleGradients]]:
         """Join the gradients of shared parameters; return those that are no rows, by index."""
-        if not self._joined:
-            return []
         found = []
         self._squares = []
         with without_torch_function(), torch.no_grad():

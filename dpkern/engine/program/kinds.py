@@ -1,5 +1,5 @@
 """Register all kinds of uses that a program can replay, by importing their modules."""
 
-from . import attention, circulant, linear, norm, recorded, recurrent
+from . import attention, circulant, linear, norm, recorded, recurrent, stack
 
-__all__ = ["attention", "circulant", "linear", "norm", "recorded", "recurrent"]
+__all__ = ["attention", "circulant", "linear", "norm", "recorded", "recurrent", "stack"]

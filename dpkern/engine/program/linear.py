@@ -82,7 +82,9 @@ class LinearSite(UseSite):
             outputs=self.outputs,
             kept=self.kept,
             weight_address=self.weight_address,
+            plain_bias=self.plain_bias,
             bias_address=address(self.plain_bias),
+            turned=self.turned,
             calls=self.flat.calls,
         )
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim import optimizer as torch_optimizer
 
 from ...base.dtypes import DTYPES
@@ -23,7 +22,11 @@ from ...privacy.mechanisms import Plan
 from ...step.step import DPStep
 from ..capture import Capture
 from ..fused import Group, rule_of
+from ..table_entries import TableEntries, same_entries
+from .sums import SumMemory
 from .unchanged import Unchanged
+
+_increment_version = torch._C._increment_version
 
 _ADAM = (
     *("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
@@ -52,6 +55,7 @@ class PackedGroup:
         addresses: of the parameters, then of the buffers, those of one name after the other.
         sizes: of the parameters.
         counts: how many updates each parameter has had, as torch keeps it (Adam), or nothing.
+        packed: the rule as the kernel takes it, at the update at hand.
     """
 
     place: int
@@ -62,6 +66,7 @@ class PackedGroup:
     buffers: list[int]
     sizes: list[int]
     counts: list[Tensor]
+    packed: bytes = b""
     scales: list[float] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     maps: bytes = b""
@@ -136,11 +141,11 @@ class PackedUpdate:
                     [self._state[p]["step"] for p in group.params] if counted else [],
                 )
             )
-        self._held = [self._state[p] for g in groups for p in g.params] if names else []
-        self._buffers = [(name, [held[name] for held in self._held]) for name in names]
-        if counted:
-            self._buffers.append(("step", [count for group in packed for count in group.counts]))
-        self._moved = Unchanged([b for _, buffers in self._buffers for b in buffers])
+        held = [self._state[p] for g in groups for p in g.params] if names else []
+        self._buffers = TableEntries(held) if held else None
+        """The tables of the parameters' states, with the buffers in them."""
+        counts = ("step",) if counted else ()
+        self._moved = Unchanged([each[name] for name in (*names, *counts) for each in held])
         self._unchanged = Unchanged([slot.used for slot in self.capture.slots])
         self._kernel = direct.kernel("update_tensors", step.params[0].dtype)
         self._plan: Plan | None = None
@@ -149,12 +154,11 @@ class PackedUpdate:
 
     # replay
 
-    def _refused(self, step: DPStep) -> str:
+    def _refused(self, step: DPStep, memory: SumMemory | None) -> str:
         optimizer, capture = self.optimizer, self.capture
-        flat = capture.program.flat
         if self._groups is None:
             return self.reason or "nothing was packed yet"
-        if flat is None or flat.sums.of(step.sums) is None or not capture.program.enabled:
+        if memory is None or not capture.program.enabled:
             return "sums of the recorded path"
         if capture.public_gradients:
             return "public gradients"
@@ -165,9 +169,9 @@ class PackedUpdate:
             or torch_optimizer._global_optimizer_post_hooks
         ):
             return "hooks of the optimizer"
-        why = direct.why_not() or step.obstacle
-        if why:
-            return why
+        why = step.obstacle
+        if why or not direct.runs_compiled():
+            return why or direct.why_not() or ""
         if not self._same_groups() or not self._same_state():
             return "other groups or another state"
         return "" if self._unchanged.holds() else "parameters that were frozen, moved or replaced"
@@ -184,49 +188,48 @@ class PackedUpdate:
 
     def _same_state(self) -> bool:
         state = self.optimizer.state
-        if not self._buffers:
+        if self._buffers is None:
             return True
         if state is not self._state or len(state) != len(self._keys):
             return False
         if not all(map(is_, state.values(), self._inner)) or not all(map(is_, state, self._keys)):
             return False
-        try:
-            for name, buffers in self._buffers:
-                if not all(map(is_, map(itemgetter(name), self._held), buffers)):
-                    return False
-        except KeyError:
-            return False
-        return self._moved.holds()
+        return same_entries(self._buffers.tables, self._buffers.entries) and self._moved.holds()
 
-    def _rules(self) -> list[update.Rule] | None:
-        """Return the rules with the numbers of this step, or None if their buffers differ."""
+    def _take_numbers(self) -> bool:
+        """Take over the numbers of this step's rules; return whether their buffers are the same."""
         assert self._groups is not None
-        for place, given in enumerate(self.optimizer.param_groups):
-            numbers = self._read(given)
+        given = self.optimizer.param_groups
+        if [*map(self._read, given)] == self._numbers:
+            return True
+        for place, each in enumerate(given):
+            numbers = self._read(each)
             if numbers == self._numbers[place]:
                 continue
             if not _shows_changes(numbers):
-                return None
-            rule = rule_of(type(self.optimizer), given)
+                return False
+            rule = rule_of(type(self.optimizer), each)
             for group in self._groups:
                 if group.place == place:
                     if rule is None or rule.buffer_names() != group.rule.buffer_names():
-                        return None
-                    group.rule = rule
+                        return False
+                    group.rule, group.packed = rule, b""
             self._numbers[place] = numbers
-        return [group.rule for group in self._groups]
+        return True
 
-    def _updates(self) -> list[int] | None:
-        """Return each group's update number, from 1; None where parameters of a group differ."""
+    def _count(self) -> bool:
+        """Pack the rules of this update's number; return whether groups' parameters share one."""
         assert self._groups is not None
-        found = []
         for group in self._groups:
-            # Torch's SGD asks only whether its buffers have begun.
-            taken = set(torch.stack(group.counts).tolist()) if group.counts else {1}
-            if len(taken) != 1:
-                return None
-            found.append(int(taken.pop()) + 1)
-        return found
+            if group.counts:
+                taken = set(torch.stack(group.counts).tolist())
+                if len(taken) != 1:
+                    return False
+                group.packed = direct.BYTES["Rule"](group.rule.packed(int(taken.pop()) + 1))
+            elif not group.packed:
+                # Torch's SGD asks only whether its buffers have begun.
+                group.packed = direct.BYTES["Rule"](group.rule.packed(2))
+        return True
 
     def _take_plan(self, plan: Plan) -> None:
         """Store the scales and positions of the plan's noise, and the maps to its coordinates."""
@@ -244,17 +247,15 @@ class PackedUpdate:
 
         Call it inside ``without_torch_function()`` and ``torch.no_grad()``.
         """
-        self.reason = self._refused(step)
+        flat = self.capture.program.flat
+        memory = None if flat is None else flat.sums.of(step.sums)
+        self.reason = self._refused(step, memory)
         if self.reason:
             return False
-        rules, updates = self._rules(), self._updates()
-        if rules is None or updates is None:
+        if not self._take_numbers() or not self._count():
             self.reason = "a rule with other buffers, or parameters of other ages"
             return False
         assert self._groups is not None
-        flat = self.capture.program.flat
-        assert flat is not None
-        memory = flat.sums.of(step.sums)
         assert memory is not None
         if step.plan is not self._plan:
             self._take_plan(step.plan)
@@ -264,16 +265,15 @@ class PackedUpdate:
             self._sums = memory
             self._kind = DTYPES["Summed"].index(memory.whole.dtype)
         noise = step.begin_release()
-        drawn = b"" if noise is None else direct.BYTES["UpdateNoise"](noise)
+        drawn = b"" if noise is None else direct.drawn_noise(*noise)
         threads = direct.threads()
-        for group, rule, number in zip(self._groups, rules, updates, strict=True):
-            numbers = direct.BYTES["Rule"](rule.packed(number))
-            places = (group.positions, group.scales) if noise is not None else ([], [])
+        for group in self._groups:
+            places = ([], []) if noise is None else (group.positions, group.scales)
             self._kernel(
-                *(group.params, group.sums, self._kind, group.buffers, *places, numbers, drawn),
-                *(group.maps, step.gradient_scale, group.sizes, threads),
+                *(group.params, group.sums, self._kind, group.buffers, *places, group.packed),
+                *(drawn, group.maps, step.gradient_scale, group.sizes, threads),
             )
-            increment_version(group.written)
+            _increment_version(group.written)
             if group.counts:
                 torch._foreach_add_(group.counts, 1)
         self.replays += 1

@@ -11,8 +11,8 @@ path, and ``reason`` says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,14 @@ from ..clip_norms import NormedGradients
 from ..exact_sums import sums_in_place
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
+from ..uncompiled import SHORT_CUTS
 from ..uses import CapturedOp, ParameterSource
 from .arithmetic import arithmetic_of
 from .facts import UseFacts, facts_of
 from .flat import Flat
 from .releases import is_replayed
 from .run import ReplayRun
-from .site import KINDS, NotReplayed
+from .site import KINDS, SHORT_CUT, NotReplayed
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -60,6 +61,8 @@ class Program:
         self._last: list[tuple[UseFacts, tuple[bool, ...]]] | None = None
         self._failed = 0
         self._fine_plan: Plan | None = None
+        self._looked_at: tuple[object, Flat | None, Callable[..., Any] | None] = None, None, None
+        """The look and the list for which it was found out whether the module is a stack."""
 
     def forget(self) -> None:
         """Forget the program, so that the next steps are recorded."""
@@ -121,6 +124,17 @@ class Program:
             kept.append(materialized and uses[slot] == 1)
         return tuple(kept)
 
+    def offer_short_cut(self) -> None:
+        """Let the pass that begins, which finds all as the last look holds it, be one node."""
+        flat, look = self.flat, self.capture.guard.state.quick
+        if flat is None or not flat.batch:  # its uses are not described to C++ yet
+            return
+        if self._looked_at[0] is not look or self._looked_at[1] is not flat:
+            self._looked_at = look, flat, SHORT_CUT[0](self.capture, flat.sites)
+        cut = self._looked_at[2]
+        if cut is not None:
+            SHORT_CUTS.append(cut)
+
     # predicates
 
     def _refused_capture(self) -> str:
@@ -132,7 +146,7 @@ class Program:
             and capture.norms_on_arrival
             and capture.make_backward_clipper is None
             and capture.any_rank is None
-            and _tests_or_nothing(capture)
+            and (capture.on_use is None or _tests_or_nothing(capture))
             and capture.collected is None
             and (limit is None or type(limit) is float or limit == 0)
         )
@@ -183,13 +197,14 @@ class Program:
             return "a probe of the batch dimension is due"
         if not flat.keys <= known.sites:
             return "uses that no probe has seen"
-        if capture.captured:
+        if capture._admitted is not None:
             return "gradients of earlier samples"
         if capture.graphs.recording or capture.graphs.batch_id == capture._ticket:
             return "uses inside compiled graphs"
         if not capture.batch:
             return "an empty batch"
-        return self._refused_capture() or direct.why_not() or ""
+        why = self._refused_capture()
+        return why if why or direct.runs_compiled() else direct.why_not() or ""
 
     # replay
 
@@ -218,8 +233,10 @@ class Program:
 
     def retire(self) -> None:
         """End the run of earlier samples; their further gradients take the recorded path."""
-        self.run.live, self.run.task = False, None
-        self.run.drop_arrivals()
+        run = self.run
+        run.live, run.task = False, None
+        if run.order:
+            run.drop_arrivals()
 
     def next_samples(self) -> None:
         """Prepare for other samples; pending gradients are passed to the recorded path."""
@@ -232,10 +249,6 @@ class Program:
         if self.run.live and self.run.batch_id == self.capture.batch_number:
             self.abandon(reason)
         self.reason = reason
-
-    def drop_arrivals(self) -> None:
-        """Forget the gradients of the current samples."""
-        self.run.drop_arrivals()
 
     def abandon(self, reason: str) -> None:
         """Pass the uses and gradients of the run to the recorded path, in their order.
@@ -284,20 +297,30 @@ class Program:
         if len(run.order) != len(run.sites):
             self.abandon(f"{len(run.sites) - len(run.order)} uses without a gradient")
             return None
-        why = self._refused_plan(plan) or direct.why_not()
-        if not why and flat.arithmetic is not arithmetic_of(plan):
-            why = f"{plan.arithmetic} arithmetic, unlike the steps before"
-        if not why and flat.groups != plan.groups:
-            why = "other clip groups than in the steps before"
-        if not why and run.batch > flat.arithmetic.most_samples(plan):
+        why = "" if direct.runs_compiled() else direct.why_not()
+        if not why and plan is not flat.closed_plan:
+            why = self._refused_close(flat, plan)
+        if not why and run.batch > flat.most_samples:
             why = "a batch whose integers may exceed 32 bits"
         if not why and not flat.releases.are_of(plan):
             why = "another release than in the backward pass"
         if why:
             self.abandon(why)
             return None
-        self._tell_uses()
+        if capture.tested is not None:
+            self._tell_uses()
         return flat
+
+    def _refused_close(self, flat: Flat, plan: Plan) -> str:
+        """Return the reason why a program does not close by this plan; empty if it does."""
+        why = self._refused_plan(plan)
+        if not why and flat.arithmetic is not arithmetic_of(plan):
+            why = f"{plan.arithmetic} arithmetic, unlike the steps before"
+        if not why and flat.groups != plan.groups:
+            why = "other clip groups than in the steps before"
+        if not why:
+            flat.close_by(plan)
+        return why
 
     def give_sums_away(self) -> None:
         """Leave the memory of the sums to the caller, who may keep them as gradients."""

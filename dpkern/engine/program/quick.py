@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from ...ops import direct
 from ..parameter import PrivateParameter
@@ -24,6 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _connect = direct.look("connect_uses")
 _quick = direct.look("quick")
 
+_modules = torch.nn.modules.module
+
+
+class Note:
+    """What a node of one use would have been told, for a use of a stack (``stack``)."""
+
+    __slots__ = ("run", "saved_tensors", "site", "version")
+
+
 if _connect is not None:
     _connect(
         {
@@ -34,7 +44,25 @@ if _connect is not None:
             "autocast": torch._C._is_any_autocast_enabled,
             "transforms": torch._C._functorch.peek_interpreter_stack,
             "normalize": torch.native_layer_norm,
+            "add_product": torch.addmm,
+            "product": torch.mm,
             "written_since": written_since,
+            "note": Note,
+            "saved_hooks": torch._C._autograd._top_saved_tensors_default_hooks,
+            "global_hooks": [
+                _modules._global_forward_hooks,
+                _modules._global_forward_pre_hooks,
+                _modules._global_backward_hooks,
+                _modules._global_backward_pre_hooks,
+            ],
+            "unseen": [
+                (torch._C._is_torch_function_enabled, True),
+                (torch._C._is_torch_function_mode_enabled, False),
+                (torch._C._len_torch_dispatch_stack, 0),
+                (torch._C._get_tracing_state, None),
+                (torch.is_anomaly_enabled, False),
+                (get_eval_frame_callback, None),
+            ],
         }
     )
 

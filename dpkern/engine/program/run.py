@@ -88,19 +88,23 @@ class ReplayRun:
         Raises:
             PrivacyError: gradients of other samples, or of a loss that was not checked.
         """
-        use = self.use_of(site)
-        with without_torch_function():
-            if not use.wants(g):
-                return False
-        if not self.live:
-            return use
+        capture = self.program.capture
+        samples = self.batch_id, self.batch, self.padded
+        usual = self.live and capture.takes_usual(*samples, site.facts.key)
+        if not usual:
+            use = self.use_of(site)
+            with without_torch_function():
+                if not use.wants(g):
+                    return False
+            if not self.live:
+                return use
         if _autocast("cpu"):
             self.program.abandon("a backward pass under autocast")
-            return use
+            return self.use_of(site)
         flat = self.program.flat
         if flat is None or not flat.releases.stay():
             self.program.abandon("another release than in the recorded step")
-            return use
+            return self.use_of(site)
         self.task = _task()
         return True
 

@@ -211,6 +211,10 @@ KINDS: dict[str, type[UseSite]] = {}
 """Classes of sites, by the names of their operations."""
 
 
+SHORT_CUT: list[Callable[..., Any]] = []
+"""The function that finds what runs a module as a plain stack of uses (``stack.short_cut``)."""
+
+
 def kind(site: type[UseSite]) -> type[UseSite]:
     """Register a class of sites."""
     for operation in site.operations:

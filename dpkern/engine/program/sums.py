@@ -39,17 +39,10 @@ class SumMemory:
         )
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         self.address, self.size = self.whole.data_ptr(), starts[-1]
-        self.clean = True
-        """Whether all numbers are zero."""
+        self.place = self.address, self.whole.nbytes
+        """Where all of it begins, and how many bytes it has."""
         self.samples = 0
         """Number of samples whose gradients were added."""
-
-    def zeros(self) -> SumMemory:
-        """Set the memory to zero, and return it to be written."""
-        if not self.clean:
-            self.whole.zero_()
-        self.clean, self.samples = False, 0
-        return self
 
 
 class Sums:
@@ -62,16 +55,16 @@ class Sums:
         self._further: SumMemory | None = None
 
     def first(self) -> SumMemory:
-        """Return zeroed memory for the first physical batch of a step."""
+        """Return memory for the first physical batch of a step, whose sums replace all in it."""
         if self._first is None:
             self._first = SumMemory(self._shapes, self._dtype)
-        return self._first.zeros()
+        return self._first
 
     def further(self) -> SumMemory:
-        """Return zeroed memory for another physical batch of the step."""
+        """Return memory for another physical batch of the step, whose sums replace all in it."""
         if self._further is None:
             self._further = SumMemory(self._shapes, self._dtype)
-        return self._further.zeros()
+        return self._further
 
     def of(self, tensors: object) -> SumMemory | None:
         """Return the memory of a step's unfinished sums, or None if it is not ours."""

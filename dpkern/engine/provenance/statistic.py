@@ -100,21 +100,22 @@ for _kind, _plain in ((Statistic, float), (Count, int)):
 _MOST = 1024
 """Number of values that are remembered."""
 
-_VALUES: dict[float, Mixed] = {}
+READ_VALUES: dict[float, Mixed] = {}
+"""The values that were read from samples as numbers without a mark, and their states."""
 
 
 def remember(value: float, state: Mixed) -> None:
     """Remember the value of a number that cannot be marked."""
     if not is_usual(value):
-        _VALUES.pop(value, None)
-        _VALUES[value] = replace(state, batch=None)  # so that no batch lives on
-        if len(_VALUES) > _MOST:
-            del _VALUES[next(iter(_VALUES))]
+        READ_VALUES.pop(value, None)
+        READ_VALUES[value] = replace(state, batch=None)  # so that no batch lives on
+        if len(READ_VALUES) > _MOST:
+            del READ_VALUES[next(iter(READ_VALUES))]
 
 
 def remembered(value: float) -> Mixed | None:
     """Return the state of the number that was read with this value, if any."""
-    return _VALUES.get(value) if _VALUES else None
+    return READ_VALUES.get(value) if READ_VALUES else None
 
 
 def over_samples(state: State) -> Mixed:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...base.errors import BackendError
-from ...base.threads import allowed
+from ...base.threads import here
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vnni", "avx512vbmi", "amx")
 
@@ -64,7 +64,10 @@ os.register_at_fork(after_in_child=_after_fork)
 def threads() -> int:
     """Return how many threads a kernel may use."""
     # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
-    return 1 if _forked else allowed()
+    if _forked:
+        return 1
+    most = here.most
+    return torch.get_num_threads() if most is None else most
 
 
 def on_cpu(*tensors: torch.Tensor) -> str | None:

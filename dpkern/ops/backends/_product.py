@@ -8,7 +8,7 @@ Everywhere else the library is faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -37,10 +37,16 @@ def _faster(isa: int) -> Dtypes:
     return frozenset(FLOATS if wide and mkl and not extension().is_intel() else ())
 
 
+@cache
+def _isa() -> Callable[[], int]:
+    found: Callable[[], int] = extension().isa
+    return found
+
+
 def own() -> Dtypes:
     """Return of which dtypes products run in the compiled kernel."""
     if _chosen is None:
-        return _faster(extension().isa())
+        return _faster(_isa()())
     return frozenset(FLOATS if _chosen else ())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -74,6 +74,20 @@ def _update_noise(value: UpdateNoise) -> bytes:
     rounding = value.rounding or value.stream
     streams = *value.stream.packed(), *rounding.packed()
     return layouts.UPDATE_NOISE.pack(True, law, *streams, *_draws_fields(value.draws))
+
+
+Streams = tuple[bytes, int, int, int]
+
+
+@cache
+def _pack_noise() -> Callable[..., bytes]:
+    return layouts.UPDATE_NOISE.packer.pack
+
+
+def drawn_noise(law: str, stream: Streams, rounding: Streams | None) -> bytes:
+    """Return the noise of an update that draws it itself, from streams in their packed form."""
+    code = DISTRIBUTIONS.words.index(law)
+    return _pack_noise()(True, code, *stream, *(rounding or stream), *_NO_DRAWS)
 
 
 def _coef_noise(value: CoefNoise) -> bytes:

@@ -51,6 +51,8 @@ class Ledger:
         """Whether the next shuffled batch is known to continue the last one recorded here."""
         self._release: tuple[Any, ...] | None = None
         """Arguments of the last call that made or continued an entry."""
+        self._frozen = False
+        """Whether the mechanism or plan among them can never change."""
         self._last: LedgerEntry | None = None
         """The entry that this call made or continued."""
 
@@ -146,6 +148,7 @@ class Ledger:
         if use.count:
             self._append(self._stated(use, *self._invariance))
             self._release, self._last = release, self._uses[-1]
+            self._frozen = _is_frozen(mechanism)
 
     def _repeats(self, release: tuple[Any, ...]) -> bool:
         """Whether this is the very release that the last entry was made of.
@@ -160,7 +163,7 @@ class Ledger:
             and self._joined
             and bool(self._uses)
             and self._uses[-1] is self._last
-            and _is_frozen(release[0])
+            and self._frozen
         )
 
     def _stated(
