@@ -47,7 +47,11 @@ class Constants:
         """Whether some of them were whole or had few digits."""
 
     def note_read(self, value: Any) -> None:
-        """Note that the loop has read a number, which is no condition as long as it prints it."""
+        """Note that the loop has read a number, which is no condition as long as it prints it.
+
+        Args:
+            value: the number; None if it is not known.
+        """
         self._numbers_are_out = True
         self._counts_are_out = self._counts_are_out or type(value) is not float or is_usual(value)
 
