@@ -100,7 +100,7 @@ def numbers_in(values: Iterable[Any]) -> Iterator[float]:
     for value in values:
         if type(value) is float:
             yield value
-        elif isinstance(value, (int, str, Tensor)):
+        elif value is None or isinstance(value, (int, str, slice, Tensor)):
             continue
         elif isinstance(value, (tuple, list)):
             yield from numbers_in(value)
