@@ -115,6 +115,21 @@ def late_weights() -> Body:
     return body
 
 
+def weighted_by_gradients() -> Body:
+    """Weigh the loss by a number that a gradient hook of the batch before has read."""
+    norms = [1.0]
+
+    def note(gradient: Tensor) -> None:
+        norms.append(float(gradient.norm()))
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        out = run.module(x)
+        out.register_hook(note)
+        (F.cross_entropy(out, y) * norms[-1]).backward()
+
+    return body
+
+
 def weighted_rows(weight: Callable[[float], complex]) -> Body:
     """Weigh the samples by a function of the last loss."""
     last: list[float] = []
@@ -284,6 +299,7 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         READ,
     ),
     "weights of the next loss from the second batch on": (late_weights(), READ),
+    "weights by the norm of the gradient before": (weighted_by_gradients(), READ),
     "complex weights of the next batch": (weighted_rows(lambda v: complex(v, 0.0)), READ),
     "constant written by numpy": (written_constant(lambda t, v: t.numpy().fill(v)), READ),
     "constant written through data": (written_constant(lambda t, v: t.data.fill_(v)), READ),

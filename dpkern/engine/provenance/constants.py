@@ -47,7 +47,11 @@ class Constants:
         """Whether some of them were whole or had few digits."""
 
     def note_read(self, value: Any) -> None:
-        """Note that the loop has read a number, which is no condition as long as it prints it."""
+        """Note that the loop has read a number, which is no condition as long as it prints it.
+
+        Args:
+            value: the number; None if it is not known.
+        """
         self._numbers_are_out = True
         self._counts_are_out = self._counts_are_out or type(value) is not float or is_usual(value)
 
@@ -96,7 +100,7 @@ def numbers_in(values: Iterable[Any]) -> Iterator[float]:
     for value in values:
         if type(value) is float:
             yield value
-        elif isinstance(value, (int, str, Tensor)):
+        elif value is None or isinstance(value, (int, str, slice, Tensor)):
             continue
         elif isinstance(value, (tuple, list)):
             yield from numbers_in(value)

@@ -44,7 +44,11 @@ def decided(call: TrackedCall) -> Any:
 def hooked(call: TrackedCall) -> Any:
     """Register the hook, whose results must depend on each row's own gradient."""
     x, hook = call.args
-    return call.func(x, RowwiseHook(hook, state_of(x)))
+    state = state_of(x)
+    boundary = None if state is None or state.batch is None else state.batch.boundary
+    if boundary is not None:
+        boundary.constants.note_read(None)  # it reads what it likes, of ordinary tensors
+    return call.func(x, RowwiseHook(hook, state))
 
 
 class RowwiseHook:

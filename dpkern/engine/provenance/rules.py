@@ -240,8 +240,10 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
     if states and (batch := states[0].batch) is not None and batch.boundary:
         if (constants or numbers) and _may_be_trained_on(call):
-            batch.boundary.constants.note(batch, constants)
-            batch.boundary.constants.note_numbers(batch, numbers)
+            if constants:
+                batch.boundary.constants.note(batch, constants)
+            if numbers:
+                batch.boundary.constants.note_numbers(batch, numbers)
         if name in _CHOOSING and _chooses_sizes(call):
             batch.has_chosen_sizes = True
     if private is not None:
@@ -269,8 +271,9 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _may_be_trained_on(call: TrackedCall) -> bool:
     """Whether what comes out may enter the module or a loss; sums without a gradient do not."""
-    if any(isinstance(state, (PerRecord, OneRecord)) for state in call.states):
-        return True
+    for state in call.states:
+        if type(state) is PerRecord or type(state) is OneRecord:
+            return True
     with torch._C.DisableTorchFunctionSubclass():
         return any(tensor.requires_grad for tensor in call.tracked)
 
@@ -320,9 +323,13 @@ def _chooses_sizes(call: TrackedCall) -> bool:
 
 def ends_of(index: Any) -> list[State]:
     """Return the states of the numbers at which slices of an index begin and end."""
-    parts = index if type(index) is tuple else (index,)
-    ends = [n for p in parts if type(p) is slice for n in (p.start, p.stop, p.step)]
-    return [n._state for n in ends if type(n) is TrackedTensor]
+    found = []
+    for part in index if type(index) is tuple else (index,):
+        if type(part) is slice:
+            for end in (part.start, part.stop, part.step):
+                if type(end) is TrackedTensor:
+                    found.append(end._state)
+    return found
 
 
 def _counted(index: Any) -> Mixed | None:
