@@ -366,7 +366,7 @@ class Scaling:
         weights = torch.randn(3, requires_grad=True)
         self.loss = torch.randn(4, 3) @ weights
         node = changes.pop("made_of", self.loss.grad_fn)
-        self.outputs = {self.loss.grad_fn}
+        self.outputs = (self.loss.grad_fn,)
         self.loss = self.loss.mean()
         self.loss._made_of = node  # type: ignore[attr-defined]
         if changes.pop("written", False):
