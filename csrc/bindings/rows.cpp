@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/ordinary.h"
 #include "bindings/owned.h"
+#include "bindings/tables.h"
 #include "bindings/tensors.h"
 
 namespace py = pybind11;
@@ -103,9 +104,15 @@ PyObject* leave_to_python() {
 }
 
 // The loader makes the alias with which its first tensor enters the module, as torch's code for
-// aliases is at hand there. It stops where these were in vain for some batches in a row.
-constexpr int kPatience = 4;
+// aliases is at hand there. After some that were made in vain it tries but one batch of many.
+constexpr int kPatience = 4, kRetry = 64;
 int in_vain = 0;
+
+bool is_alias_likely() {
+  const bool likely = in_vain < kPatience || in_vain % kRetry == 0;
+  in_vain = (in_vain + 1) % (1 << 30);
+  return likely;
+}
 
 // Whether two tensors are the same numbers in the same memory. Complex ones may be conjugates.
 bool is_same_view(PyObject* one, PyObject* other) {
@@ -164,11 +171,10 @@ PyObject* tracked_alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* const item = PyTuple_GET_ITEM(items.ptr(), i);
     const bool own = alone && Py_REFCNT(item) == (is_list ? 2 : 1);
     py::object alias = own ? py::reinterpret_borrow<py::object>(item) : detached(item);
-    if (alias && i == 0 && in_vain < kPatience && Py_TYPE(state) == followed.per_record) {
+    if (alias && i == 0 && Py_TYPE(state) == followed.per_record && is_alias_likely()) {
       py::object plain = detached(alias.ptr());
       if (!plain) return nullptr;
       Py_XSETREF(at.plain.of(at.batch.of(state)), plain.release().ptr());
-      ++in_vain;
     }
     if (!alias || !retrack(alias.ptr(), state)) return nullptr;
     if (is_list) {
@@ -285,9 +291,11 @@ std::unordered_map<PyObject*, bool>& codes() {
   return *known;
 }
 
-// The instructions of up to ``depth`` frames of the user's code, behind ``ours`` frames.
-PyObject* site_of(PyObject* is_ours, long ours, long depth) {
-  std::vector<std::uintptr_t> found;
+using Site = std::vector<std::uintptr_t>;
+
+// The instructions of up to ``depth`` frames of the user's code, behind ``ours`` frames; false with
+// an error.
+bool find_site(PyObject* is_ours, long ours, long depth, Site& found) {
   found.reserve(2 * static_cast<std::size_t>(depth));
   auto frame = py::reinterpret_steal<py::object>(
       reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
@@ -300,7 +308,7 @@ PyObject* site_of(PyObject* is_ours, long ours, long depth) {
       if (known == codes().end()) {
         const auto said =
             py::reinterpret_steal<py::object>(PyObject_CallOneArg(is_ours, code.ptr()));
-        if (!said) return nullptr;
+        if (!said) return false;
         // It is kept, so that no other one gets the same address.
         known = codes().emplace(kept(code), said.ptr() == Py_True).first;
       }
@@ -311,8 +319,12 @@ PyObject* site_of(PyObject* is_ours, long ours, long depth) {
     }
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
   }
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
-                                   static_cast<Py_ssize_t>(found.size() * sizeof(found[0])));
+  return true;
+}
+
+PyObject* bytes_of(const Site& site) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(site.data()),
+                                   static_cast<Py_ssize_t>(site.size() * sizeof(site[0])));
 }
 
 PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -321,7 +333,9 @@ PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   const long ours = PyLong_AsLong(args[1]), depth = PyLong_AsLong(args[2]);
-  return PyErr_Occurred() != nullptr ? nullptr : site_of(args[0], ours, depth);
+  Site site;
+  if (PyErr_Occurred() != nullptr || !find_site(args[0], ours, depth, site)) return nullptr;
+  return bytes_of(site);
 }
 
 PyMethodDef kCallSite{
@@ -342,6 +356,26 @@ int is_scaled_as(PyObject* before, PyObject* state, PyObject* batch) {
     if (same != 1) return same;
   }
   return 1;
+}
+
+// What a dict says of the first loss of a call; null without an entry, or with an error. Most
+// passes ask for the same one as the last, of a dict that has not changed.
+PyObject* known_scaling(PyObject* table, const Site& site) {
+  struct Last {
+    std::uint64_t change = 0;
+    Site site;
+    PyObject* found = nullptr;  // the dict's own
+  };
+  static auto* const last = new Last;
+  const std::uint64_t change = change_of(table);
+  if (change != 0 && change == last->change && site == last->site) return last->found;
+  static PyObject* const first = PyLong_FromLong(0);
+  const auto bytes = py::reinterpret_steal<py::object>(bytes_of(site));
+  const auto key =
+      py::reinterpret_steal<py::object>(bytes ? PyTuple_Pack(2, bytes.ptr(), first) : nullptr);
+  PyObject* const found = key ? PyDict_GetItemWithError(table, key.ptr()) : nullptr;
+  if (found != nullptr) *last = {change, site, found};
+  return found;
 }
 
 bool has(PyObject* tuple, const PyObject* object) {
@@ -375,12 +409,9 @@ PyObject* loss_as_before(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_Clear();
     Py_RETURN_FALSE;
   }
-  const auto site =
-      py::reinterpret_steal<py::object>(site_of(args[5], PyLong_AsLong(args[6]), kSiteDepth));
-  static PyObject* const first = PyLong_FromLong(0);
-  const auto key =
-      py::reinterpret_steal<py::object>(site ? PyTuple_Pack(2, site.ptr(), first) : nullptr);
-  PyObject* const before = key ? PyDict_GetItemWithError(args[3], key.ptr()) : nullptr;
+  Site site;
+  if (!find_site(args[5], PyLong_AsLong(args[6]), kSiteDepth, site)) return nullptr;
+  PyObject* const before = known_scaling(args[3], site);
   const int same = before == nullptr ? 0 : is_scaled_as(before, state, batch);
   if (same < 0 || PyErr_Occurred() != nullptr) return nullptr;
   return PyBool_FromLong(same);
