@@ -23,7 +23,8 @@ struct View {
   std::uint64_t offset;
 };
 
-constexpr std::int32_t kCpu = 1;  // DLPack's name of the device
+constexpr std::int32_t kCpu = 1;      // DLPack's name of the device
+constexpr std::uint8_t kComplex = 5;  // and of dtypes
 
 // DLPackExchangeAPI, of which only one function is called.
 struct Exchange {

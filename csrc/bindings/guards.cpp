@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bindings/look.h"
 #include "bindings/tables.h"
+#include "bindings/tensors.h"
 
 namespace py = pybind11;
 
@@ -122,10 +123,39 @@ PyMethodDef kAnyNegative{
     "any_negative(tensor): whether a number of a list of int64 on the CPU is negative; None for "
     "any other tensor."};
 
+// None where the tensor is no single float of 32 or 64 bits on the CPU.
+PyObject* holds_number(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyLong_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "holds_number(tensor, number)");
+    return nullptr;
+  }
+  View view;
+  if (torch.exchange == nullptr) Py_RETURN_NONE;
+  if (torch.exchange->view(args[0], &view) != 0) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  constexpr std::uint8_t kFloat = 2;
+  const bool plain = view.device.type == kCpu && view.dims == 0 && view.offset == 0 &&
+                     view.dtype.lanes == 1 && view.dtype.code == kFloat &&
+                     (view.dtype.bits == 32 || view.dtype.bits == 64);
+  if (!plain || !has_memory(args[0], view)) Py_RETURN_NONE;
+  const double number = PyLong_AsDouble(args[1]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const double held = view.dtype.bits == 32 ? static_cast<double>(*static_cast<float*>(view.data))
+                                            : *static_cast<double*>(view.data);
+  return PyBool_FromLong(held == number);
+}
+
+PyMethodDef kHoldsNumber{
+    "holds_number", method(&holds_number), METH_FASTCALL,
+    "holds_number(tensor, number): whether a float on the CPU is this integer; None for any other "
+    "tensor."};
+
 }  // namespace
 
 void add_guards(py::module_& m) {
-  for (PyMethodDef* const made : {&kSameEntries, &kRead, &kAnyNegative}) {
+  for (PyMethodDef* const made : {&kSameEntries, &kRead, &kAnyNegative, &kHoldsNumber}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

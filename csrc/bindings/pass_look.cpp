@@ -16,15 +16,6 @@ namespace py = pybind11;
 namespace dpkern::bindings {
 namespace {
 
-// Python 3.11 gives every dict another number with each change (PEP 509); later versions do not.
-#if PY_VERSION_HEX < 0x030C0000
-std::uint64_t change_of(PyObject* table) {
-  return reinterpret_cast<const PyDictObject*>(table)->ma_version_tag;
-}
-#else
-std::uint64_t change_of(PyObject*) { return 0; }
-#endif
-
 // A step has taken most of what is looked at out of the near caches, so that each first touch waits
 // for a far one: objects are asked for some places ahead.
 class Ahead {

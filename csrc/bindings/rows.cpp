@@ -4,12 +4,16 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/ordinary.h"
+#include "bindings/owned.h"
+#include "bindings/tables.h"
 #include "bindings/tensors.h"
 
 namespace py = pybind11;
@@ -21,10 +25,11 @@ namespace {
 struct Followed {
   PyTypeObject* tracked = nullptr;          // TrackedTensor
   PyTypeObject* per_record = nullptr;       // PerRecord
+  PyTypeObject* batch = nullptr;            // YieldedBatch
+  PyTypeObject* record_sum = nullptr;       // RecordSum
   PyObject* written = nullptr;              // storages that writes have changed
   PyObject* writes = nullptr;               // a list of their number
   PyObject* context = nullptr;              // tracked tensors are ordinary in it
-  PyObject* record_sum = nullptr;           // RecordSum
   PyObject* one = nullptr;                  // {1}
   PyObject* cross_entropy = nullptr;        // the operation that torch's loss runs
   PyObject* any_negative = nullptr;         // of targets
@@ -36,24 +41,30 @@ struct Names {
   PyObject* operator()(const char* name) const { return PyUnicode_InternFromString(name); }
 };
 
-// The attributes that are read and set here.
+// The attributes that are read and set here by name.
 struct Attributes {
-  PyObject *state, *since, *made_of, *klass, *batch, *each, *rows, *size, *in_pass, *detach;
-  PyObject *requires_grad, *grad_fn, *use_count, *version, *reduction, *shares, *scales;
+  PyObject *state, *since, *made_of, *klass, *detach, *requires_grad, *grad_fn, *use_count,
+      *version;
 };
 
 const Attributes& names() {
   static const Attributes made = [] {
     const Names name;
-    return Attributes{name("_state"),     name("_since"),        name("_made_of"),
-                      name("__class__"),  name("batch"),         name("each"),
-                      name("rows"),       name("size"),          name("in_pass"),
-                      name("detach"),     name("requires_grad"), name("grad_fn"),
-                      name("_use_count"), name("_version"),      name("reduction"),
-                      name("shares"),     name("scales")};
+    return Attributes{name("_state"),    name("_since"),     name("_made_of"),
+                      name("__class__"), name("detach"),     name("requires_grad"),
+                      name("grad_fn"),   name("_use_count"), name("_version")};
   }();
   return made;
 }
+
+// Places in the objects of batches and states, which are read without what a name leads through:
+// a step has swept that out of the caches.
+struct Places {
+  Slot each, rows, plain, size, in_pass;             // YieldedBatch
+  Slot batch;                                        // PerRecord
+  Slot of_sum, reduction, rescaled, shares, scales;  // RecordSum
+};
+Places at;
 
 py::object attribute(PyObject* object, PyObject* name) {
   return py::reinterpret_steal<py::object>(PyObject_GetAttr(object, name));
@@ -81,15 +92,40 @@ py::object whole_batch(PyObject* tensor, py::object* state) {
   if (Py_TYPE(tensor) != followed.tracked) return {};
   *state = attribute(tensor, names().state);
   if (!*state || Py_TYPE(state->ptr()) != followed.per_record) return {};
-  py::object batch = attribute(state->ptr(), names().batch);
-  const py::object each = batch ? attribute(batch.ptr(), names().each) : py::object();
-  if (!each || each.ptr() != state->ptr()) return {};
-  return batch;
+  PyObject* const batch = at.batch.of(state->ptr());
+  if (batch == nullptr || Py_TYPE(batch) != followed.batch) return {};
+  if (at.each.of(batch) != state->ptr()) return {};
+  return py::reinterpret_borrow<py::object>(batch);
 }
 
 PyObject* leave_to_python() {
   PyErr_Clear();
   Py_RETURN_NONE;
+}
+
+// The loader makes the alias with which its first tensor enters the module, as torch's code for
+// aliases is at hand there. After some that were made in vain it tries but one batch of many.
+constexpr int kPatience = 4, kRetry = 64;
+int in_vain = 0;
+
+bool is_alias_likely() {
+  const bool likely = in_vain < kPatience || in_vain % kRetry == 0;
+  in_vain = (in_vain + 1) % (1 << 30);
+  return likely;
+}
+
+// Whether two tensors are the same numbers in the same memory. Complex ones may be conjugates.
+bool is_same_view(PyObject* one, PyObject* other) {
+  View a, b;
+  if (torch.exchange->view(one, &a) != 0 || torch.exchange->view(other, &b) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return a.data == b.data && a.dims == b.dims && a.offset == b.offset &&
+         a.device.type == b.device.type && a.device.index == b.device.index &&
+         a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits && a.dtype.code != kComplex &&
+         std::equal(a.shape, a.shape + a.dims, b.shape) &&
+         std::equal(a.strides, a.strides + a.dims, b.strides);
 }
 
 bool is_alike(PyObject* tensor, PyObject* shape, std::int64_t rows) {
@@ -135,6 +171,11 @@ PyObject* tracked_alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* const item = PyTuple_GET_ITEM(items.ptr(), i);
     const bool own = alone && Py_REFCNT(item) == (is_list ? 2 : 1);
     py::object alias = own ? py::reinterpret_borrow<py::object>(item) : detached(item);
+    if (alias && i == 0 && Py_TYPE(state) == followed.per_record && is_alias_likely()) {
+      py::object plain = detached(alias.ptr());
+      if (!plain) return nullptr;
+      Py_XSETREF(at.plain.of(at.batch.of(state)), plain.release().ptr());
+    }
     if (!alias || !retrack(alias.ptr(), state)) return nullptr;
     if (is_list) {
       PyList_SET_ITEM(made.ptr(), i, alias.release().ptr());
@@ -164,19 +205,24 @@ PyObject* entered(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PyObject* const tensor = PyTuple_GET_ITEM(args[0], 0);
   py::object state;
   const py::object batch = whole_batch(tensor, &state);
-  const py::object rows = batch ? attribute(batch.ptr(), names().rows) : py::object();
-  if (!rows) return leave_to_python();
-  py::object plain;
+  if (!batch) return leave_to_python();
+  PyObject* const rows = at.rows.of(batch.ptr());
+  // From here on it is this call's alone.
+  auto plain = py::reinterpret_steal<py::object>(std::exchange(at.plain.of(batch.ptr()), nullptr));
   {
     const Ordinary ordinary(followed.context);
     if (!ordinary.entered()) return nullptr;
     const py::object trained = attribute(tensor, names().requires_grad);
-    if (trained.ptr() != Py_False) return leave_to_python();
-    plain = detached(tensor);
+    if (rows == nullptr || trained.ptr() != Py_False) return leave_to_python();
+    if (plain && is_same_view(tensor, plain.ptr())) {
+      in_vain = 0;
+    } else {
+      plain = detached(tensor);
+    }
   }
   if (!plain) return nullptr;
   const auto inputs = py::reinterpret_steal<py::object>(PyTuple_Pack(1, plain.ptr()));
-  return inputs ? PyTuple_Pack(2, rows.ptr(), inputs.ptr()) : nullptr;
+  return inputs ? PyTuple_Pack(2, rows, inputs.ptr()) : nullptr;
 }
 
 PyMethodDef kEntered{
@@ -192,9 +238,27 @@ PyObject* holders_of(PyObject*, PyObject* tensor) {
   return behind && own ? PyTuple_Pack(2, own.ptr(), behind.ptr()) : nullptr;
 }
 
+// Whether these are as many as another call has counted.
+PyObject* is_held_as(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != 2) {
+    PyErr_SetString(PyExc_TypeError, "is_held_as(tensor, holders)");
+    return nullptr;
+  }
+  if (Py_REFCNT(args[0]) != PyLong_AsSsize_t(PyTuple_GET_ITEM(args[1], 0))) Py_RETURN_FALSE;
+  const auto behind =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(args[0], names().use_count));
+  if (!behind) return nullptr;
+  const Py_ssize_t expected = PyLong_AsSsize_t(PyTuple_GET_ITEM(args[1], 1));
+  return PyBool_FromLong(PyLong_AsSsize_t(behind.ptr()) == expected);
+}
+
 PyMethodDef kHoldersOf{"holders_of", &holders_of, METH_O,
                        "holders_of(tensor): how many references there are to a tensor's object, "
                        "and to what torch keeps behind it."};
+
+PyMethodDef kIsHeldAs{
+    "is_held_as", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&is_held_as)),
+    METH_FASTCALL, "is_held_as(tensor, holders): whether holders_of says this of a tensor."};
 
 PyObject* left(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) {
@@ -227,9 +291,11 @@ std::unordered_map<PyObject*, bool>& codes() {
   return *known;
 }
 
-// The instructions of up to ``depth`` frames of the user's code, behind ``ours`` frames.
-PyObject* site_of(PyObject* is_ours, long ours, long depth) {
-  std::vector<std::uintptr_t> found;
+using Site = std::vector<std::uintptr_t>;
+
+// The instructions of up to ``depth`` frames of the user's code, behind ``ours`` frames; false with
+// an error.
+bool find_site(PyObject* is_ours, long ours, long depth, Site& found) {
   found.reserve(2 * static_cast<std::size_t>(depth));
   auto frame = py::reinterpret_steal<py::object>(
       reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
@@ -242,7 +308,7 @@ PyObject* site_of(PyObject* is_ours, long ours, long depth) {
       if (known == codes().end()) {
         const auto said =
             py::reinterpret_steal<py::object>(PyObject_CallOneArg(is_ours, code.ptr()));
-        if (!said) return nullptr;
+        if (!said) return false;
         // It is kept, so that no other one gets the same address.
         known = codes().emplace(kept(code), said.ptr() == Py_True).first;
       }
@@ -253,8 +319,12 @@ PyObject* site_of(PyObject* is_ours, long ours, long depth) {
     }
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
   }
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
-                                   static_cast<Py_ssize_t>(found.size() * sizeof(found[0])));
+  return true;
+}
+
+PyObject* bytes_of(const Site& site) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(site.data()),
+                                   static_cast<Py_ssize_t>(site.size() * sizeof(site[0])));
 }
 
 PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -263,7 +333,9 @@ PyObject* call_site(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   const long ours = PyLong_AsLong(args[1]), depth = PyLong_AsLong(args[2]);
-  return PyErr_Occurred() != nullptr ? nullptr : site_of(args[0], ours, depth);
+  Site site;
+  if (PyErr_Occurred() != nullptr || !find_site(args[0], ours, depth, site)) return nullptr;
+  return bytes_of(site);
 }
 
 PyMethodDef kCallSite{
@@ -272,52 +344,75 @@ PyMethodDef kCallSite{
     "call_site(is_ours, ours, depth): up to depth frames of the user's code in which the running "
     "call is, behind ours frames, as bytes that are the same for the same instructions."};
 
-// What decides whether a loss is scaled as its call has scaled it before.
-py::object scaling_of(PyObject* state, PyObject* batch) {
-  const Attributes& of = names();
-  const py::object parts[] = {attribute(state, of.shares), attribute(state, of.reduction),
-                              attribute(state, of.scales), attribute(batch, of.in_pass),
-                              attribute(batch, of.size)};
-  for (const py::object& part : parts) {
-    if (!part) return {};
+// Whether a loss is scaled by what its call was scaled by before: shares, reduction, scales,
+// records in the pass and in the batch; -1 with an error.
+int is_scaled_as(PyObject* before, PyObject* state, PyObject* batch) {
+  PyObject* const now[] = {at.shares.of(state), at.reduction.of(state), at.scales.of(state),
+                           at.in_pass.of(batch), at.size.of(batch)};
+  if (!PyTuple_CheckExact(before) || PyTuple_GET_SIZE(before) != 5) return 0;
+  for (Py_ssize_t i = 0; i < 5; ++i) {
+    if (now[i] == nullptr) return 0;
+    const int same = PyObject_RichCompareBool(PyTuple_GET_ITEM(before, i), now[i], Py_EQ);
+    if (same != 1) return same;
   }
-  return py::reinterpret_steal<py::object>(PyTuple_Pack(
-      5, parts[0].ptr(), parts[1].ptr(), parts[2].ptr(), parts[3].ptr(), parts[4].ptr()));
+  return 1;
+}
+
+// What a dict says of the first loss of a call; null without an entry, or with an error. Most
+// passes ask for the same one as the last, of a dict that has not changed.
+PyObject* known_scaling(PyObject* table, const Site& site) {
+  struct Last {
+    std::uint64_t change = 0;
+    Site site;
+    PyObject* found = nullptr;  // the dict's own
+  };
+  static auto* const last = new Last;
+  const std::uint64_t change = change_of(table);
+  if (change != 0 && change == last->change && site == last->site) return last->found;
+  static PyObject* const first = PyLong_FromLong(0);
+  const auto bytes = py::reinterpret_steal<py::object>(bytes_of(site));
+  const auto key =
+      py::reinterpret_steal<py::object>(bytes ? PyTuple_Pack(2, bytes.ptr(), first) : nullptr);
+  PyObject* const found = key ? PyDict_GetItemWithError(table, key.ptr()) : nullptr;
+  if (found != nullptr) *last = {change, site, found};
+  return found;
+}
+
+bool has(PyObject* tuple, const PyObject* object) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    if (PyTuple_GET_ITEM(tuple, i) == object) return true;
+  }
+  return false;
 }
 
 PyObject* loss_as_before(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 7 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
-      !PyDict_CheckExact(args[3]) || !PyAnySet_CheckExact(args[4])) {
+      !PyDict_CheckExact(args[3]) || !PyTuple_CheckExact(args[4])) {
     PyErr_SetString(PyExc_TypeError,
                     "loss_as_before(losses, states, declared, before, outputs, is_ours, ours)");
     return nullptr;
   }
-  const Attributes& of = names();
   if (followed.tracked == nullptr || PyList_GET_SIZE(args[0]) != 1 ||
       PyList_GET_SIZE(args[1]) != 1) {
     Py_RETURN_FALSE;
   }
   PyObject *const loss = PyList_GET_ITEM(args[0], 0), *const state = PyList_GET_ITEM(args[1], 0);
-  if (reinterpret_cast<PyObject*>(Py_TYPE(state)) != followed.record_sum) Py_RETURN_FALSE;
-  const py::object batch = attribute(state, of.batch);
-  const py::object reduction = attribute(state, of.reduction);
-  const py::object made_of = attribute(loss, of.made_of), version = attribute(loss, of.version);
-  const py::object in_pass = batch ? attribute(batch.ptr(), of.in_pass) : py::object();
-  if (!reduction || !made_of || !version || !in_pass || !PyLong_CheckExact(in_pass.ptr()) ||
-      PyLong_AsLong(in_pass.ptr()) < 2 || PyLong_AsLong(version.ptr()) != 0 ||
-      PyObject_RichCompareBool(reduction.ptr(), args[2], Py_EQ) != 1 ||
-      PySet_Contains(args[4], made_of.ptr()) != 1) {
+  if (Py_TYPE(state) != followed.record_sum) Py_RETURN_FALSE;
+  PyObject* const batch = at.of_sum.of(state);
+  if (batch == nullptr || Py_TYPE(batch) != followed.batch) Py_RETURN_FALSE;
+  PyObject *const reduction = at.reduction.of(state), *const in_pass = at.in_pass.of(batch);
+  const py::object made_of = attribute(loss, names().made_of);
+  const py::object version = made_of ? attribute(loss, names().version) : py::object();
+  if (reduction == nullptr || in_pass == nullptr || !version || !PyLong_CheckExact(in_pass) ||
+      PyLong_AsLong(in_pass) < 2 || PyLong_AsLong(version.ptr()) != 0 ||
+      PyObject_RichCompareBool(reduction, args[2], Py_EQ) != 1 || !has(args[4], made_of.ptr())) {
     PyErr_Clear();
     Py_RETURN_FALSE;
   }
-  const py::object scaling = scaling_of(state, batch.ptr());
-  const auto site = py::reinterpret_steal<py::object>(
-      scaling ? site_of(args[5], PyLong_AsLong(args[6]), kSiteDepth) : nullptr);
-  static PyObject* const first = PyLong_FromLong(0);
-  const auto key =
-      py::reinterpret_steal<py::object>(site ? PyTuple_Pack(2, site.ptr(), first) : nullptr);
-  PyObject* const before = key ? PyDict_GetItemWithError(args[3], key.ptr()) : nullptr;
-  const int same = before == nullptr ? 0 : PyObject_RichCompareBool(before, scaling.ptr(), Py_EQ);
+  Site site;
+  if (!find_site(args[5], PyLong_AsLong(args[6]), kSiteDepth, site)) return nullptr;
+  PyObject* const before = known_scaling(args[3], site);
+  const int same = before == nullptr ? 0 : is_scaled_as(before, state, batch);
   if (same < 0 || PyErr_Occurred() != nullptr) return nullptr;
   return PyBool_FromLong(same);
 }
@@ -352,6 +447,19 @@ PyObject* unsaid() {
   return nullptr;
 }
 
+// RecordSum(batch, "mean", False, ONE), without its ``__init__``.
+PyObject* mean_over(PyObject* batch) {
+  static PyObject* const word = PyUnicode_InternFromString("mean");
+  PyObject* const made = followed.record_sum->tp_alloc(followed.record_sum, 0);
+  if (made == nullptr) return nullptr;
+  at.of_sum.of(made) = Py_NewRef(batch);
+  at.reduction.of(made) = Py_NewRef(word);
+  at.rescaled.of(made) = Py_NewRef(Py_False);
+  at.shares.of(made) = Py_NewRef(followed.one);
+  at.scales.of(made) = Py_NewRef(Py_None);
+  return made;
+}
+
 // The loss; null without an error where Python has to follow it.
 PyObject* plain_mean(PyObject* const* args) {
   PyObject *const given = args[1], *ignored = nullptr, *smoothing = nullptr;
@@ -361,15 +469,13 @@ PyObject* plain_mean(PyObject* const* args) {
     return unsaid();
   }
   PyObject *const x = PyTuple_GET_ITEM(given, 0), *const target = PyTuple_GET_ITEM(given, 1);
-  py::object state, other;
-  const Attributes& of = names();
+  py::object state;
   const py::object batch = whole_batch(x, &state);
   if (!batch || Py_TYPE(target) != followed.tracked) return unsaid();
-  other = attribute(target, of.state);
-  const py::object size = attribute(batch.ptr(), of.size);
-  const py::object in_pass = attribute(batch.ptr(), of.in_pass);
-  if (other.ptr() != state.ptr() || !size || !in_pass ||
-      PyObject_RichCompareBool(size.ptr(), in_pass.ptr(), Py_EQ) != 1) {
+  const py::object other = attribute(target, names().state);
+  PyObject *const size = at.size.of(batch.ptr()), *const in_pass = at.in_pass.of(batch.ptr());
+  if (other.ptr() != state.ptr() || size == nullptr || in_pass == nullptr ||
+      PyObject_RichCompareBool(size, in_pass, Py_EQ) != 1) {
     return unsaid();
   }
   const Ordinary ordinary(followed.context);
@@ -386,13 +492,11 @@ PyObject* plain_mean(PyObject* const* args) {
   const auto loss = py::reinterpret_steal<py::object>(
       PyObject_Vectorcall(followed.cross_entropy, call, 6, nullptr));
   if (!loss) return nullptr;
-  static PyObject* const word = PyUnicode_InternFromString("mean");
-  PyObject* const parts[] = {batch.ptr(), word, Py_False, followed.one};
-  const auto sum = py::reinterpret_steal<py::object>(
-      PyObject_Vectorcall(followed.record_sum, parts, 4, nullptr));
+  const auto sum = py::reinterpret_steal<py::object>(mean_over(batch.ptr()));
   if (!sum || !retrack(loss.ptr(), sum.ptr())) return nullptr;
-  const py::object node = attribute(x, of.grad_fn);  // targets that are classes need no gradient
-  if (!node || PyObject_SetAttr(loss.ptr(), of.made_of, node.ptr()) != 0) return nullptr;
+  const py::object node =
+      attribute(x, names().grad_fn);  // targets that are classes need no gradient
+  if (!node || PyObject_SetAttr(loss.ptr(), names().made_of, node.ptr()) != 0) return nullptr;
   return Py_NewRef(loss.ptr());
 }
 
@@ -421,7 +525,20 @@ void follow_rows(const py::dict& given) {
   followed.written = kept(given["written"]);
   followed.writes = kept(given["writes"]);
   followed.context = kept(given["context"]);
-  followed.record_sum = kept(given["record_sum"]);
+  followed.batch = type("batch");
+  followed.record_sum = type("record_sum");
+  const auto place = [&](const char* of, const char* name) { return Slot(given[of], name); };
+  at.each = place("batch", "each");
+  at.rows = place("batch", "rows");
+  at.plain = place("batch", "plain");
+  at.size = place("batch", "size");
+  at.in_pass = place("batch", "in_pass");
+  at.batch = place("per_record", "batch");
+  at.of_sum = place("record_sum", "batch");
+  at.reduction = place("record_sum", "reduction");
+  at.rescaled = place("record_sum", "rescaled");
+  at.shares = place("record_sum", "shares");
+  at.scales = place("record_sum", "scales");
   followed.one = kept(given["one"]);
   followed.cross_entropy = kept(given["cross_entropy"]);
   followed.any_negative = kept(given["any_negative"]);
@@ -433,8 +550,8 @@ void follow_rows(const py::dict& given) {
 
 void add_rows(py::module_& m) {
   m.def("follow_rows", &follow_rows);
-  for (PyMethodDef* const made : {&kTrackedAlike, &kEntered, &kHoldersOf, &kLeft, &kCallSite,
-                                  &kLossAsBefore, &kUsualCrossEntropy}) {
+  for (PyMethodDef* const made : {&kTrackedAlike, &kEntered, &kHoldersOf, &kIsHeldAs, &kLeft,
+                                  &kCallSite, &kLossAsBefore, &kUsualCrossEntropy}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

@@ -33,7 +33,7 @@ from .row_owners import GatheredRows, owners_of
 from .sets_requires_grad import sets_requires_grad
 from .sum_store import SumStore
 from .uncompiled import SHORT_CUTS, show_forward
-from .unshared import fewest_holders, holders_of
+from .unshared import fewest_holders, is_held_as
 from .uses import (
     BackwardClipper,
     CapturedGradients,
@@ -664,7 +664,7 @@ class Capture:
         del made  # the last other holder of an output that was not padded
         if followed is None:
             return output
-        alone = type(output) is Tensor and holders_of(output) == self._fewest_holders
+        alone = type(output) is Tensor and is_held_as(output, self._fewest_holders)
         return followed.leave(output, alone=alone)
 
     def is_last_hook(self) -> bool:

@@ -29,6 +29,14 @@ holders_of: Callable[[Tensor], Holders] = direct.look("holders_of") or _holders_
 """Count the references to a tensor's object, and those to what torch keeps behind it."""
 
 
+def _is_held_as(output: Tensor, holders: Holders) -> bool:
+    return _holders_of(output) == holders
+
+
+is_held_as: Callable[[Tensor, Holders], bool] = direct.look("is_held_as") or _is_held_as
+"""Whether ``holders_of`` says this of a tensor."""
+
+
 class _Doubled(nn.Module):
     """A module that returns a fresh tensor and keeps nothing."""
 

@@ -15,6 +15,7 @@ from dpkern.ops import direct
 B = 300
 
 any_negative = direct.look("any_negative")
+holds_number = direct.look("holds_number")
 read = direct.look("read")
 
 pytestmark = pytest.mark.skipif(any_negative is None, reason="no compiled module")
@@ -59,6 +60,34 @@ def test_what_is_no_tensor_is_left_to_torch_too() -> None:
 def test_no_class_is_negative_where_there_is_none() -> None:
     assert any_negative is not None
     assert any_negative(torch.empty(0, dtype=torch.int64)) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_that_a_tensor_holds_is_told_from_others(dtype: torch.dtype) -> None:
+    assert holds_number is not None
+    tensor = torch.full((), 256.0, dtype=dtype)
+    assert holds_number(tensor, 256) is True
+    assert holds_number(tensor, 255) is False
+    tensor.data.add_(1.0)  # which no version tells
+    assert holds_number(tensor, 256) is False
+    tensor.fill_(float("nan"))
+    assert holds_number(tensor, 256) is False
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(1),
+        torch.ones((), dtype=torch.bfloat16),
+        torch.ones((), dtype=torch.int64),
+        torch.ones((), device="meta"),
+        1.0,
+    ],
+    ids=str,
+)
+def test_numbers_of_other_tensors_are_left_to_torch(tensor: object) -> None:
+    assert holds_number is not None
+    assert holds_number(tensor, 1) is None
 
 
 @pytest.mark.parametrize("attribute", [Tensor._version, Tensor.requires_grad])

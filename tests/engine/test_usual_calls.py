@@ -366,7 +366,7 @@ class Scaling:
         weights = torch.randn(3, requires_grad=True)
         self.loss = torch.randn(4, 3) @ weights
         node = changes.pop("made_of", self.loss.grad_fn)
-        self.outputs = {self.loss.grad_fn}
+        self.outputs = (self.loss.grad_fn,)
         self.loss = self.loss.mean()
         self.loss._made_of = node  # type: ignore[attr-defined]
         if changes.pop("written", False):
@@ -412,3 +412,65 @@ def test_the_same_loss_of_another_call_is_looked_at() -> None:
     assert not as_before(known, Scaling())
     assert not as_before(known, Scaling())
     assert len(known) == 2
+
+
+def test_a_scaling_that_the_check_has_replaced_is_not_remembered() -> None:
+    known: dict[Any, Any] = {}
+    found = []
+    for turn in range(5):
+        if turn == 3:
+            for key, values in known.items():
+                known[key] = (frozenset((2,)), *values[1:])
+        found.append(as_before(known, Scaling()))
+    assert found == [False, True, True, False, False]
+
+
+def yielded() -> tuple[YieldedBatch, Tensor]:
+    """Return a batch and its first tensor, as the loader tracks it."""
+    batch, tree = YieldedBatch(B), batch_of()
+    shapes = shapes_of(tree)
+    return batch, usual_calls.tracked_alike(tree, shapes, batch.each, B)[0]
+
+
+def test_an_alias_that_the_loader_made_enters_if_it_fits() -> None:
+    used = []
+    for _ in range(70):  # until one is made, whatever other tests have left
+        batch, x = yielded()
+        ready = getattr(batch, "plain", None)
+        used.append(usual_calls.entered((x,), {})[1][0] is ready)
+        assert not hasattr(batch, "plain")
+    assert used[-5:] == [True] * 5
+    changes: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x,
+        lambda x: x * 2,
+        lambda x: x.view(B, 2, -1),
+        lambda x: x[:, :2],
+        lambda x: x.as_strided((B, E), (1, B)),
+        lambda x: x.view(torch.int32),
+    ]
+    for change in changes:
+        batch, x = yielded()
+        ready, other = batch.plain, retrack(change(untracked(x)), batch.each)
+        plain = usual_calls.entered((other,), {})[1][0]
+        assert type(plain) is Tensor
+        assert (plain is ready) is (change is changes[0])
+        expected = untracked(other)
+        assert (plain.data_ptr(), plain.dtype) == (expected.data_ptr(), expected.dtype)
+        assert (plain.shape, plain.stride()) == (expected.shape, expected.stride())
+        version = plain._version
+        expected.add_(1)
+        assert plain._version == version + 1
+        usual_calls.entered((yielded()[1],), {})
+
+
+def test_a_conjugate_is_not_taken_for_what_it_is_of() -> None:
+    for _ in range(70):
+        batch, tree = YieldedBatch(B), [torch.randn(B, E, dtype=torch.complex64)]
+        (x,) = usual_calls.tracked_alike(tree, shapes_of(tree), batch.each, B)
+        (plain,) = usual_calls.entered((retrack(untracked(x).conj(), batch.each),), {})[1]
+        assert plain.is_conj()
+
+
+def test_aliases_are_made_no_more_where_they_are_in_vain() -> None:
+    made = [hasattr(yielded()[0], "plain") for _ in range(200)]
+    assert sum(made[5:]) <= 4

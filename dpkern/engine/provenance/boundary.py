@@ -206,7 +206,9 @@ class ModuleBoundary:
         if batch is not self.current:
             self.activate(batch)
             self.current = batch
-            self._closed, self._records = set(), None
+            if self._closed:
+                self._closed = set()
+            self._records = None
             self.unfinished_pass = self.has_loader
             self._thread = get_ident()
             if rows is batch.rows and not batch.placeholder:  # all of them, in their order
@@ -342,18 +344,20 @@ class ModuleBoundary:
         if usual and alone:
             node = left(output, batch.each, batch.in_pass)
             if node is not None:
-                self.losses.outputs = {node}
+                self.losses.outputs = (node,)
                 return output
         if usual and type(output) is Tensor and output.dim() and len(output) == batch.in_pass:
-            self.losses.outputs = {output.grad_fn}
+            self.losses.outputs = (output.grad_fn,)
             return (retrack if alone else track)(output, batch.each)
-        self.losses.outputs = set()
+        self.losses.outputs = ()
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
         if type(tensor) is TrackedTensor:
             return tensor
-        self.losses.outputs.add(tensor.grad_fn)
+        node = tensor.grad_fn
+        if node not in self.losses.outputs:
+            self.losses.outputs += (node,)
         batch, records = rows.batch, rows.records
         if tensor.dim() == 0 and tensor.requires_grad:
             return track(*state_of_scalar(tensor, batch, records))

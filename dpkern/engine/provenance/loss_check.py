@@ -37,15 +37,15 @@ class LossCheck:
         self.assume = assume
         self.running = False
         """Whether the running backward pass started from a loss that was checked."""
-        self.outputs: set[Any] = set()
-        """Graph nodes at which the module's part of a loss begins."""
+        self.outputs: tuple[Any, ...] = ()
+        """Graph nodes at which the module's part of a loss begins: one in most loops."""
         self._leaves = Leaves(capture)
         self._divisors = Divisors()
         self._passes = 0
 
     def forget(self) -> None:
         """Release the module's graph, so that the next pass can use its memory."""
-        self.outputs = set()
+        self.outputs = ()
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
         """Refuse losses whose gradient is no sum of single records' terms.

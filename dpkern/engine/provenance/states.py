@@ -68,9 +68,8 @@ class YieldedBatch:
 
     __slots__ = (
         *("size", "placeholder", "first", "final", "boundary", "all", "each", "rows", "spread"),
-        *("in_pass", "has_chosen_rows", "has_chosen_sizes", "has_ordered_rows", "has_read_rows"),
-        *("went_backward",),
-        "__weakref__",
+        *("plain", "in_pass", "has_chosen_rows", "has_chosen_sizes", "has_ordered_rows"),
+        *("has_read_rows", "went_backward", "__weakref__"),
     )
 
     def __init__(
@@ -107,6 +106,10 @@ class YieldedBatch:
         """Whether a loss of these samples was sent backward."""
         self.has_read_rows = False
         """Whether the loop has read values of rows, from which it can make other tensors."""
+
+    plain: Tensor
+    """An ordinary alias of the loader's first tensor, until that enters the module; only compiled
+    calls make it and take it (``bindings/rows.cpp``)."""
 
     def spread_over(self, rows: int) -> PerRecord:
         """Return the state of a multiple of the records' number of rows, in the records' order.

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
+from ...ops import direct
 from ..uncompiled import no_graph_begins_with, uncompiled
 from .states import State
 
@@ -133,11 +134,21 @@ _STARTS: dict[tuple[torch.dtype, int], Tensor] = {}
 _MOST_STARTS = 64
 
 
+def _item_is(tensor: Tensor, number: int) -> bool:
+    return tensor.item() == number
+
+
+_holds_number: Callable[[Tensor, int], bool | None] = direct.look("holds_number") or _item_is
+"""Whether a tensor on the CPU is this number, with less of torch's code; None: torch knows."""
+
+
 def _start(loss: Tensor, factor: int) -> Tensor:
     """Return the gradient that a backward pass starts with, made once for losses on the CPU."""
     known = _STARTS.get((loss.dtype, factor)) if loss.is_cpu else None
-    if known is not None and known.item() == factor:  # no hook has written into it
-        return known
+    if known is not None:
+        same = _holds_number(known, factor)
+        if same or (same is None and _item_is(known, factor)):  # no hook has written into it
+            return known
     made = torch.full_like(loss, factor)
     if loss.is_cpu:
         if len(_STARTS) >= _MOST_STARTS:

@@ -14,7 +14,7 @@ import torch
 
 from ...ops import direct
 from .aliases import WRITTEN
-from .states import PerRecord, RecordSum
+from .states import PerRecord, RecordSum, YieldedBatch
 from .tensor import WRITES, TrackedTensor, Usual
 
 Call = Callable[..., Any]
@@ -56,6 +56,7 @@ def follow_cross_entropy(others: Usual) -> Usual:
     _found("follow_rows")(
         {
             "tracked": TrackedTensor,
+            "batch": YieldedBatch,
             "per_record": PerRecord,
             "record_sum": RecordSum,
             "written": WRITTEN,
