@@ -58,6 +58,7 @@ void add_ops(pybind11::module_& m);  // generated: the kernels that have signatu
 void add_pass_look(pybind11::module_& m);
 void add_replay(pybind11::module_& m);
 void add_rows(pybind11::module_& m);
+void add_step_looks(pybind11::module_& m);
 void add_unchanged(pybind11::module_& m);
 void add_uses(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

@@ -40,6 +40,7 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_pass_look(m);
   bindings::add_replay(m);
   bindings::add_rows(m);
+  bindings::add_step_looks(m);
   bindings::add_unchanged(m);
   bindings::add_uses(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");

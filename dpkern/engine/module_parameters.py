@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_
 
 from torch import Tensor, nn
 
+from ..ops import direct
 from .table_entries import TableEntries, same_entries
 
 _GRADIENT = getattr(Tensor, "grad").__get__  # noqa: B009
 
 
-def no_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Whether ``.grad`` of every tensor is None; call it in ``without_torch_function()``."""
+def no_gradient_of(tensors: Sequence[Tensor]) -> bool:
+    """Do what ``no_gradient`` does, without a compiled module."""
     return all(map(is_, map(_GRADIENT, tensors), repeat(None)))
+
+
+no_gradient: Callable[[Sequence[Tensor]], bool] = direct.look("no_gradients") or no_gradient_of
+"""Whether ``.grad`` of every tensor is None; call it in ``without_torch_function()``."""
 
 
 class ModuleParameters:

@@ -148,7 +148,7 @@ def show_forward(module: nn.Module) -> bool:
 
 
 SHORT_CUTS: list[Callable[..., Any]] = []
-"""What runs the next forward pass in its place, or returns None; none in compiled calls."""
+"""The call that runs the next forward pass, or returns None; none in compiled calls."""
 
 
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from dpkern.engine.program import packed_update
 from dpkern.engine.program.packed_update import PackedUpdate
+from dpkern.ops import direct
 from tests.engine.replayed_loops import STEPS, Loop, both, loop
 
 ADAMS: dict[str, dict[str, Any]] = {
@@ -89,7 +90,12 @@ def test_change_of_adam_in_the_middle_gives_the_same_bits(name: str) -> None:
 
 
 def test_an_update_that_does_not_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedUpdate, "_updates", lambda self: [2 for _ in self._groups])
+    def second(self: PackedUpdate) -> bool:
+        for group in self._groups or ():
+            group.packed = direct.BYTES["Rule"](group.rule.packed(2))
+        return True
+
+    monkeypatch.setattr(PackedUpdate, "_count", second)
     with pytest.raises(AssertionError):
         both(**ADAMS["Adam"])
 

@@ -7,7 +7,7 @@ recorded path, and the arguments are packed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_, itemgetter
 from typing import Any
@@ -27,6 +27,7 @@ from .sums import SumMemory
 from .unchanged import Unchanged
 
 _increment_version = torch._C._increment_version
+_same_groups, _same_state = direct.look("same_groups"), direct.look("same_state")
 
 _ADAM = (
     *("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
@@ -178,6 +179,8 @@ class PackedUpdate:
 
     def _same_groups(self) -> bool:
         given = self.optimizer.param_groups
+        if _same_groups is not None:
+            return bool(_same_groups(given, self._params))
         if len(given) != len(self._params):
             return False
         for each, known in zip(given, self._params, strict=True):
@@ -190,11 +193,15 @@ class PackedUpdate:
         state = self.optimizer.state
         if self._buffers is None:
             return True
-        if state is not self._state or len(state) != len(self._keys):
-            return False
-        if not all(map(is_, state.values(), self._inner)) or not all(map(is_, state, self._keys)):
+        if state is not self._state or not self._same_entries(state):
             return False
         return same_entries(self._buffers.tables, self._buffers.entries) and self._moved.holds()
+
+    def _same_entries(self, state: Mapping[Any, Any]) -> bool:
+        if _same_state is not None:
+            return bool(_same_state(state, self._keys, self._inner))
+        same = len(state) == len(self._keys) and all(map(is_, state, self._keys))
+        return same and all(map(is_, state.values(), self._inner))
 
     def _take_numbers(self) -> bool:
         """Take over the numbers of this step's rules; return whether their buffers are the same."""

@@ -28,8 +28,8 @@ _quick = direct.look("quick")
 _modules = torch.nn.modules.module
 
 
-class Note:
-    """What a node of one use would have been told, for a use of a stack (``stack``)."""
+class NotedUse:
+    """Stand-in for the node of one use, which has none of its own in a stack (``stack``)."""
 
     __slots__ = ("run", "saved_tensors", "site", "version")
 
@@ -47,7 +47,7 @@ if _connect is not None:
             "add_product": torch.addmm,
             "product": torch.mm,
             "written_since": written_since,
-            "note": Note,
+            "note": NotedUse,
             "saved_hooks": torch._C._autograd._top_saved_tensors_default_hooks,
             "global_hooks": [
                 _modules._global_forward_hooks,

@@ -27,6 +27,7 @@ _recording = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _transforms = torch._C._functorch.peek_interpreter_stack
 _autocast = torch.is_autocast_enabled
+_unwritten = direct.look("unwritten")
 
 
 class ReplayRun:
@@ -119,6 +120,8 @@ class ReplayRun:
         Raises:
             PrivacyError: one was changed in place since.
         """
+        if _unwritten is not None and _unwritten(self.held):
+            return
         for site, held in zip(self.sites, self.held, strict=True):
             if held and held[0] is not None:
                 x, g, before, after = held[:4]

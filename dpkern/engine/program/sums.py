@@ -40,7 +40,7 @@ class SumMemory:
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         self.address, self.size = self.whole.data_ptr(), starts[-1]
         self.place = self.address, self.whole.nbytes
-        """Where all of it begins, and how many bytes it has."""
+        """The beginning of all of it, and its bytes."""
         self.samples = 0
         """Number of samples whose gradients were added."""
 
