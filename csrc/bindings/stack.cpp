@@ -27,11 +27,12 @@ struct Stack {
   py::list parts;                 // the module's
   std::vector<py::object> types;  // and their classes
   std::vector<Between> between;
+  py::list biases;           // the maps' own: uses without a trained one may meet others elsewhere
   py::list tables, entries;  // what the functions that run the parts are called by, as it was
 
   int visit(visitproc visit, void* arg) const {
     for (const py::object* part : {&capture, &sites, &apply}) Py_VISIT(part->ptr());
-    for (const py::list* part : {&parts, &tables, &entries}) Py_VISIT(part->ptr());
+    for (const py::list* part : {&parts, &biases, &tables, &entries}) Py_VISIT(part->ptr());
     for (const Between& each : between) {
       Py_VISIT(each.in_place.ptr());
       Py_VISIT(each.gradient.ptr());
@@ -108,6 +109,7 @@ Owned run_of(const Stack& stack, PyObject* x) {
   for (Py_ssize_t i = 0; i < count_of(stack); ++i) {
     const Found use(site_of(stack, i), Kind::kLinear);
     if (!use || !takes_product(run.get(), *use, true)) return {};
+    if (use->bias.ptr() != PyList_GET_ITEM(stack.biases.ptr(), i)) return {};
     const bool holds =
         i == 0 ? hold_beside(use->looks.ptr(), x, use->shape, use->place, use->differentiable) == 1
                : hold_alone(use->looks.ptr()) == 1;
@@ -280,6 +282,7 @@ py::object make_stack(const py::dict& given) {
   auto stack = std::make_unique<Stack>();
   stack->capture = given["capture"], stack->sites = given["sites"], stack->apply = given["apply"];
   stack->parts = given["parts"].cast<py::list>();
+  stack->biases = given["biases"].cast<py::list>();
   stack->tables = given["tables"].cast<py::list>();
   stack->entries = given["entries"].cast<py::list>();
   for (const py::handle part : stack->parts) stack->types.push_back(py::type::of(part));

@@ -461,6 +461,28 @@ def test_its_output_may_be_changed_in_place() -> None:
     assert ours.program.reason == ""
 
 
+def test_a_frozen_bias_met_elsewhere_is_not_taken_for_a_layers_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = nn.Parameter(torch.full((5,), 3.0), requires_grad=False)
+
+    def weights() -> list[Tensor]:
+        parts = relu_stack()
+        parts[0].bias.requires_grad_(False)
+        run = Run(parts)
+        run.steps(6)
+        for x, y in run.batches(1):
+            hidden = torch.relu(F.linear(x, parts[0].weight, other))
+            F.cross_entropy(parts[2](hidden), y).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        return run.steps(4)
+
+    ours = weights()
+    without_stacks(monkeypatch)
+    assert all(map(torch.equal, ours, weights()))
+
+
 def test_a_graph_is_freed_by_its_backward_pass() -> None:
     steps = Steps()
     for x, y in steps.run.batches(6):

@@ -114,6 +114,7 @@ def short_cut(capture: Capture, sites: Sequence[UseSite]) -> Callable[..., Any] 
             "sites": sites,
             "apply": _apply,
             "parts": [module, *parts],
+            "biases": [site.bias for site in sites],
             "tables": [table for table, _ in looks],
             "entries": [entry for _, entry in looks],
             "between": [
