@@ -15,6 +15,7 @@ import dpkern
 from benchmarks.step_cases import _loader
 from benchmarks.step_models import TASKS
 from dpkern.base.errors import DPKernError
+from dpkern.engine.parameter import PrivateParameter
 from dpkern.engine.program.packed_update import PackedUpdate
 from dpkern.engine.program.unchanged import Unchanged
 from tests.engine.replayed_loops import STEPS, Loop, both, loop
@@ -200,6 +201,31 @@ def test_weight_set_in_every_forward_pass_is_recorded() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(20, 6), nn.ReLU(), MaxNorm(6, 3))
 
     assert both(replays=False, make=make).replays == 0
+
+
+class Masked(nn.Module):
+    """Its first weight is an expression of a parameter where it is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(20, 6), nn.Linear(6, 3)
+        self.register_buffer("mask", (torch.arange(20) % 3 > 0).float())
+        self.masked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.first.weight * self.mask if self.masked else self.first.weight
+        return self.head(F.relu(F.linear(x.flatten(1), weight, self.first.bias)))
+
+
+def test_no_use_in_front_of_those_of_a_program_is_lost() -> None:
+    run = both(set_flag("masked"), make=Masked, steps=14)
+    assert run.reasons[-1] == "linear uses an expression of parameters, first.weight"
+
+
+def test_parameters_that_are_told_again_to_need_gradients_stay_what_they_are() -> None:
+    run = both(lambda run: run.module.requires_grad_(True))
+    assert all(type(p) is PrivateParameter for p in run.module.parameters())
+    assert run.reasons[-1] == ""
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)

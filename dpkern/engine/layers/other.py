@@ -10,6 +10,7 @@ from torch import Tensor
 from ..parameter import (
     ANY,
     Function,
+    PrivateParameter,
     is_private,
     refuse,
     rule,
@@ -75,6 +76,8 @@ def _written(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             )
     with without_torch_function():
         func(*args, **kwargs)
+        if type(into) is PrivateParameter:
+            return into  # torch lets nothing write here: it was ``requires_grad_`` or the like
         same = into.view_as(into)  # no longer changed by what is written into it
     if not into.requires_grad:
         return into

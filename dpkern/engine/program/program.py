@@ -195,6 +195,8 @@ class Program:
         known = capture.verification
         if known.probe is not None or known.fresh or known.watch_input:
             return "a probe of the batch dimension is due"
+        if self._noted_ticket == capture._ticket:
+            return "a use that no program takes in front of the others"
         if not flat.keys <= known.sites:
             return "uses that no probe has seen"
         if capture._admitted is not None:
