@@ -238,6 +238,15 @@ def another_function(namespace: Any, name: str) -> Odd:
     return odd
 
 
+def another_namespace(place: Any, name: str) -> Odd:
+    def odd(steps: Steps, x: Tensor, y: Tensor, patched: pytest.MonkeyPatch) -> Tensor:
+        doubled = {name: lambda *args, **named: 2 * getattr(F, name)(*args, **named)}
+        patched.setattr(place, "F", types.SimpleNamespace(**{**vars(F), **doubled}))
+        return steps.step(x, y)
+
+    return odd
+
+
 def another_class_of_a_part(
     steps: Steps, x: Tensor, y: Tensor, patched: pytest.MonkeyPatch
 ) -> Tensor:
@@ -368,6 +377,10 @@ RUN_THEMSELVES: dict[str, Odd] = {
     "call of modules": another_method_of(nn.Module, "_call_impl"),
     "relu": another_function(F, "relu"),
     "relu of torch": another_function(torch, "relu"),
+    "relu in place": another_function(torch, "relu_"),
+    "functions of activations": another_namespace(nn.modules.activation, "relu"),
+    "functions of linear": another_namespace(nn.modules.linear, "linear"),
+    "attributes": another_method_of(nn.Module, "__getattribute__"),
     "class of a part": another_class_of_a_part,
     "part": another_part,
     "weight": another_weight,

@@ -10,6 +10,7 @@ see operations, saved tensors with hooks.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def _relu_gradient(g: Tensor, out: Tensor) -> Tensor:
 
 _ACTIVATIONS: Mapping[type[nn.Module], Activation] = {
     nn.ReLU: Activation(
-        *(torch.relu_, _relu_gradient, "ReluBackward0"), ((F, "relu"), (torch, "relu"))
+        *(torch.relu_, _relu_gradient, "ReluBackward0"),
+        ((F, "relu"), (torch, "relu"), (torch, "relu_")),
     ),
     nn.Tanh: Activation(
         *(torch.tanh_, torch.ops.aten.tanh_backward, "TanhBackward0"), ((torch, "tanh"),)
@@ -68,7 +70,10 @@ _ACTIVATIONS: Mapping[type[nn.Module], Activation] = {
     ),
 }
 
-_METHODS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "forward", "__iter__")
+_METHODS = (
+    *("__call__", "_wrapped_call_impl", "_call_impl", "forward", "__iter__"),
+    *("__getattribute__", "__getattr__"),
+)
 """Methods that run a module and its parts."""
 
 _SHADOWS = ("weight", "bias", "inplace", "_modules", "_parameters")
@@ -179,7 +184,9 @@ def _looks(
         for name in (*_METHODS, *_SHADOWS):
             found = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
             yield kind, (name, found)
-    called = [(F, "linear")]
+    called: list[tuple[Any, str]] = [(F, "linear")]
+    for place in {sys.modules[type(part).__module__] for part in parts}:
+        called += [(place, name) for name in ("F", "torch") if name in vars(place)]
     for activation in filter(None, between):
         called += activation.called
     for namespace, name in dict.fromkeys(called):
