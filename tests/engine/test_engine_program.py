@@ -250,6 +250,16 @@ def test_back_from_two_uses_to_one() -> None:
     assert all(map(torch.equal, runs[0].weights, runs[1].weights))
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_a_layer_with_a_frozen_bias_is_used_twice(arithmetic: str) -> None:
+    def make() -> nn.Module:
+        shared = nn.Linear(5, 5)
+        shared.bias.requires_grad_(False)
+        return nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(20, 3))
+
+    assert both(make=make, arithmetic=arithmetic).reasons[-1] == ""
+
+
 def test_unfreezing_a_parameter() -> None:
     def thaw(run: Loop) -> None:
         run.module.extra.weight.requires_grad_(True)

@@ -74,8 +74,8 @@ class LinearSite(UseSite):
         self.compile()
 
     def in_cpp(self) -> Any:
-        if self._own_bias is not self.bias_part:
-            return None  # the bias has other uses
+        if self.weight_part.joined or self._own_bias is not self.bias_part:
+            return None  # weight or bias have other uses
         return compiled_use(
             *(self, _apply),
             kind="linear",
