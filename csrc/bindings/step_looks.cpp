@@ -110,8 +110,7 @@ PyMethodDef kLooks[] = {
 
 void add_step_looks(py::module_& m) {
   for (PyMethodDef& look : kLooks) {
-    m.add_object(look.ml_name,
-                 py::reinterpret_steal<py::object>(PyCFunction_New(&look, nullptr)));
+    m.add_object(look.ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(&look, nullptr)));
   }
 }
 
