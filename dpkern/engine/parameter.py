@@ -28,6 +28,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .in_graph import in_graph
+from .in_place import writes_in_place
 from .nodes_between import counted, nodes_between
 from .uncompiled import uncompiled, uncompiled_unless
 
@@ -294,12 +295,13 @@ def _handled(
 
 
 def _look_at_write(func: Function, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Let the loop's boundary look at an operation that may write into parameters.
+    """Let the loop's boundary look at an operation if it writes into parameters.
 
     One that writes into a copy of its own, such as an average of weights, only reads them.
     """
     values = (*args, *named.values())
-    sources = _sources((*values[:1], named.get("out")), {})
+    written = [named.get("out"), *(values[:1] if writes_in_place(func) else ())]
+    sources = _sources(written, {})
     boundary = sources[0].capture.boundary if sources else None
     if boundary is not None:
         boundary.look_at_write(func, values)

@@ -313,6 +313,14 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
         after(lambda r, v: first(r).weight.fill_(math.exp(-v))),
         WRITTEN,
     ),
+    "parameter as the target of a product": (
+        after(lambda r, v: torch.mul(first(r).weight, 0.5, out=first(r).weight)),
+        WRITTEN,
+    ),
+    "parameter cut at a function of the loss": (
+        after(lambda r, v: first(r).weight.clamp_(max=math.exp(v))),
+        WRITTEN,
+    ),
     "parameters loaded between steps": (
         after(lambda r, v: r.module.load_state_dict(r.module.state_dict())),
         WRITTEN,
@@ -359,6 +367,19 @@ def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
     body, condition = CONDITIONS[name]
     assert condition in train(body).engine.step.ledger.conditions
     assert condition not in train(lambda r, x, y, i: plain(r, x, y)).engine.step.ledger.conditions
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda r, v: [p.clamp_(-0.01, 0.01) for p in r.module.parameters()],
+        lambda r, v: first(r).weight.renorm_(2, 0, 1.0),
+        lambda r, v: print((first(r).weight * v).norm(), first(r).weight.abs().max()),
+    ],
+    ids=["cut", "largest norm", "printed beside the loss"],
+)
+def test_parameters_changed_by_constants_or_printed_are_no_condition(use: Any) -> None:
+    assert WRITTEN not in train(after(use)).engine.step.ledger.conditions
 
 
 def test_numbers_that_are_printed_are_no_condition() -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
+from ..in_place import writes_in_place
 from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
-from .constants import Constants, may_be_read
+from .constants import Constants, may_be_read, numbers_in
 from .entrance import (
     Input,
     has_no_records,
@@ -30,10 +31,9 @@ from .entrance import (
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
-from .naming import writes_in_place
 from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
-from .statistic import origin_of
+from .statistic import is_usual, origin_of
 from .tensor import Function, TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
 from .usual_calls import entered, left
@@ -390,15 +390,20 @@ class ModuleBoundary:
             )
 
     def look_at_write(self, func: Function, values: Sequence[Any]) -> None:
-        """Look at an operation on parameters without gradients, which may write into them.
+        """Look at an operation that writes into parameters, given its arguments.
 
         Raises:
             PrivacyError: it takes a number that was computed over samples.
         """
+        name = getattr(func, "__name__", "")
         for value in values:
             if (state := origin_of(value)) is not None:
-                raise refusals.number_in_parameter(getattr(func, "__name__", ""), state)
-        if self.current is not None and writes_in_place(func) and func not in _NO_VALUES:
+                raise refusals.number_in_parameter(name, state)
+        if self.current is None or func in _NO_VALUES:
+            return
+        others = values[1:]
+        constant = not any(isinstance(other, Tensor) for other in others)
+        if name not in _BY_ITSELF or not constant or not all(map(is_usual, numbers_in(others))):
             self.assume(WRITTEN)
 
     def backward(
@@ -452,6 +457,11 @@ WRITTEN = (
 
 _NO_VALUES = (Tensor.requires_grad_, Tensor.share_memory_)
 """Operations in place that write no values."""
+
+_BY_ITSELF = frozenset(
+    "clamp_ clip_ clamp_min_ clamp_max_ zero_ abs_ relu_ renorm_ nan_to_num_".split()
+)
+"""Operations in place that change values by themselves and constants."""
 
 _NO_ROWS = "returns it without a row for each sample"
 

@@ -50,20 +50,6 @@ def _name_of(func: Function) -> str:
     return name
 
 
-def writes_in_place(func: Function) -> bool:
-    """Whether the operation writes into its first operand."""
-    name = getattr(func, "__name__", "")
-    if name.startswith("__"):
-        return name in _WRITERS
-    return name.endswith("_")
-
-
-_WRITERS = frozenset(
-    """__setitem__ __set__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__
-    __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__""".split()
-)
-
-
 def has_reversed_operands(func: Function) -> bool:
     """Whether an operator was called with its operands swapped, as in ``__rsub__``."""
     return getattr(func, "__name__", "") in _REVERSED
