@@ -15,7 +15,9 @@ import dpkern
 from benchmarks.step_cases import _loader
 from benchmarks.step_models import TASKS
 from dpkern.base.errors import DPKernError
+from dpkern.base.phase import CLIP, listening
 from dpkern.engine.parameter import PrivateParameter
+from dpkern.engine.program.flat import Flat
 from dpkern.engine.program.packed_update import PackedUpdate
 from dpkern.engine.program.unchanged import Unchanged
 from tests.engine.replayed_loops import STEPS, Loop, both, loop
@@ -390,6 +392,21 @@ def test_backward_pass_of_earlier_samples_is_refused() -> None:
     del other
     with pytest.raises((DPKernError, RuntimeError)):
         old.backward()
+
+
+def test_who_listens_is_told_the_phase_of_replayed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    own = Flat.close
+
+    def close(flat: Flat, *given: Any, **named: Any) -> int:
+        seen.append(running())
+        return own(flat, *given, **named)
+
+    monkeypatch.setattr(Flat, "close", close)
+    with listening() as running:
+        loop(True).train(6)
+    assert seen
+    assert set(seen) == {CLIP}
 
 
 def test_create_graph_is_refused_in_a_replayed_step() -> None:

@@ -29,7 +29,7 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
     if flat is None:
         return False
     capture.check_closed()
-    if followed():
+    if followed() is not None:
         with phase(CLIP):
             _sum(step, capture, flat)
     else:
