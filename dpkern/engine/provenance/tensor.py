@@ -139,7 +139,7 @@ def _item_is(tensor: Tensor, number: int) -> bool:
 
 
 _holds_number: Callable[[Tensor, int], bool | None] = direct.look("holds_number") or _item_is
-"""Whether a tensor on the CPU is this number, with less of torch's code; None: torch knows."""
+"""Whether a tensor on the CPU is this number, with less of torch's code, or None: ask torch."""
 
 
 def _start(loss: Tensor, factor: int) -> Tensor:
