@@ -135,7 +135,7 @@ class Made:
             flat = self.engine.capture.program.flat
             assert flat is not None
             last = self.results[-1]  # a recorded one, of the same plan
-            norms = flat.norms(self.engine.step.plan, samples)
+            norms = flat.norms(samples)
             found = {"norms": norms, "batch_size": samples, "nonfinite": nonfinite}
             self.results.append(replace(last, sums=sums, **found))
             adopt(sums, samples=samples, nonfinite=nonfinite, clipped_as=clipped_as)

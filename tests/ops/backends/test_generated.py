@@ -175,7 +175,7 @@ def test_rooms_of_clipping() -> None:
 
 @pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: struct.name)
 def test_a_packed_struct_lies_as_numpy_reads_it(struct: Struct) -> None:
-    assert struct._packer.size == _tables.dtype(struct).itemsize == struct.size
+    assert struct.packer.size == _tables.dtype(struct).itemsize == struct.size
 
 
 def test_a_stream_and_a_geometry_travel_as_their_structs() -> None:
