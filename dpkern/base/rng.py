@@ -72,6 +72,10 @@ class Stream:
         return (self.key, self.n0, self.n1, self.rounds)
 
 
+PackedStream = tuple[bytes, int, int, int]
+"""A keystream in the form that kernels take: the fields of ``Stream``."""
+
+
 class Key:
     """A 256-bit key with its provenance; the source of all streams of one run.
 
@@ -116,9 +120,7 @@ class Key:
         """
         return Stream(*self.packed_stream(purpose, step, stream))
 
-    def packed_stream(
-        self, purpose: Purpose, step: int, stream: int = 0
-    ) -> tuple[bytes, int, int, int]:
+    def packed_stream(self, purpose: Purpose, step: int, stream: int = 0) -> PackedStream:
         """Return the same keystream in the form that kernels take.
 
         Raises:

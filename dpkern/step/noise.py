@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
 
-from ..base.rng import Key, Purpose
+from ..base.rng import Key, PackedStream, Purpose
 from ..ops import update
 from ..privacy.mechanisms.plan import Plan
 
@@ -48,11 +48,11 @@ def noise_of(
     )
 
 
-Streams = tuple[bytes, int, int, int]
-"""A keystream in the form that kernels take (``Stream.packed``)."""
+Streams = tuple[str, PackedStream, PackedStream | None]
+"""The law of a step's noise, its keystream, and that of the rounding, if there is one."""
 
 
-def streams_of(plan: Plan, key: Key, step: int) -> tuple[str, Streams, Streams | None] | None:
+def streams_of(plan: Plan, key: Key, step: int) -> Streams | None:
     """Return law and streams of ``noise_of`` as kernels take them; None if there is none."""
     law = plan.distribution
     if law is None:

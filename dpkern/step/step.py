@@ -296,7 +296,7 @@ class DPStep:
             return "noise for each sample"
         return "" if self.backend in (None, "cpu") else "another backend"
 
-    def begin_release(self) -> tuple[str, Streams, Streams | None] | None:
+    def begin_release(self) -> Streams | None:
         """Record the release of the current step and give law and streams of its noise away, once.
 
         The caller updates the parameters with it at once. Scales and places are the plan's.

@@ -10,7 +10,7 @@ import torch
 
 from ...base import layouts
 from ...base.codes import DISTRIBUTIONS, DrawSource
-from ...base.rng import Stream
+from ...base.rng import PackedStream, Stream
 from .. import _cdt
 from .._clip_request import ClipBounds
 from .._coef_noise import CoefNoise
@@ -76,15 +76,12 @@ def _update_noise(value: UpdateNoise) -> bytes:
     return layouts.UPDATE_NOISE.pack(True, law, *streams, *_draws_fields(value.draws))
 
 
-Streams = tuple[bytes, int, int, int]
-
-
 @cache
 def _pack_noise() -> Callable[..., bytes]:
     return layouts.UPDATE_NOISE.packer.pack
 
 
-def drawn_noise(law: str, stream: Streams, rounding: Streams | None) -> bytes:
+def drawn_noise(law: str, stream: PackedStream, rounding: PackedStream | None) -> bytes:
     """Return the noise of an update that draws it itself, from streams in their packed form."""
     code = DISTRIBUTIONS.words.index(law)
     return _pack_noise()(True, code, *stream, *(rounding or stream), *_NO_DRAWS)
