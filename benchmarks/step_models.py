@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkern.reports.networks import Encoder, ResNet
+from dpkern.reports.networks import Decoder, Encoder, ResNet, VisionTransformer
+
+Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
 class LeNet(nn.Sequential):
@@ -46,6 +48,14 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
+class TiedDecoder(Decoder):
+    """A decoder whose output layer has the weight of its token embedding."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int) -> None:
+        super().__init__(vocabulary, length, width, heads, layers)
+        self.head.weight = self.token.weight
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A model, its batch and its loss.
@@ -65,7 +75,7 @@ class Task:
     title: str
     batch: int
     build: Callable[[], nn.Module]
-    draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    draw: Draw
     small: Task | None = None
     fastdp: float | None = None
 
@@ -88,7 +98,7 @@ class Task:
         return criterion(*flat, shape=output.shape)  # Opacus' ghost criterion asks for the shape
 
 
-def images(channels: int, size: int) -> Callable[..., tuple[Tensor, Tensor]]:
+def images(channels: int, size: int) -> Draw:
     """Return what draws random images of ten classes."""
 
     def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -98,14 +108,20 @@ def images(channels: int, size: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return draw
 
 
-def _vectors(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    x = torch.randn(batch, 784, generator=generator)
-    return x, torch.randint(10, (batch,), generator=generator)
+def _vectors(width: int) -> Draw:
+    def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(batch, width, generator=generator)
+        return x, torch.randint(10, (batch,), generator=generator)
+
+    return draw
 
 
-def _tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    ids = torch.randint(1000, (2, batch, 64), generator=generator)
-    return ids[0], ids[1]
+def _tokens(length: int) -> Draw:
+    def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(1000, (2, batch, length), generator=generator)
+        return ids[0], ids[1]
+
+    return draw
 
 
 def _sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -113,9 +129,9 @@ def _sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (batch,), generator=generator)
 
 
-def _mlp(width: int) -> nn.Sequential:
+def _mlp(width: int, inputs: int = 784) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(784, width),
+        nn.Linear(inputs, width),
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
@@ -171,7 +187,7 @@ TASKS: dict[str, Task] = {
                 title="MLP 784-512-512-10, B 256",
                 batch=256,
                 build=lambda: _mlp(512),
-                draw=_vectors,
+                draw=_vectors(784),
                 fastdp=1.77,
             ),
             lambda: _mlp(4),
@@ -204,7 +220,7 @@ TASKS: dict[str, Task] = {
                 title="encoder d 128, 4 layers, T 64, B 32",
                 batch=32,
                 build=lambda: _encoder(128, 4),
-                draw=_tokens,
+                draw=_tokens(64),
                 fastdp=1.6,
             ),
             lambda: _encoder(8, 1),
@@ -218,6 +234,46 @@ TASKS: dict[str, Task] = {
                 draw=images(3, 32),
             ),
             lambda: ResNet((2, 4, 8), 2),
+        ),
+        _with_small(
+            Task(
+                name="resnet18-half",
+                title="ResNet-18 GroupNorm 32x32, half as wide, B 32",
+                batch=32,
+                build=lambda: ResNet((32, 64, 128, 256), 16),
+                draw=images(3, 32),
+            ),
+            lambda: ResNet((2, 4, 8), 2),
+        ),
+        _with_small(
+            Task(
+                name="vit",
+                title="ViT d 192, 6 layers, T 64, B 32",
+                batch=32,
+                build=lambda: VisionTransformer(192, 3, 6, 128, 10),
+                draw=images(3, 128),
+            ),
+            lambda: VisionTransformer(8, 2, 1, 128, 10),
+        ),
+        _with_small(
+            Task(
+                name="decoder",
+                title="decoder d 256, 4 layers, T 128, tied weights, B 8",
+                batch=8,
+                build=lambda: TiedDecoder(1000, 128, 256, 4, 4),
+                draw=_tokens(128),
+            ),
+            lambda: TiedDecoder(1000, 128, 8, 2, 1),
+        ),
+        _with_small(
+            Task(
+                name="wide",
+                title="MLP 4096-4096-4096-10, B 128",
+                batch=128,
+                build=lambda: _mlp(4096, 4096),
+                draw=_vectors(4096),
+            ),
+            lambda: _mlp(4, 4096),
         ),
         *(
             _with_small(
