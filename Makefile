@@ -16,8 +16,9 @@ EVIDENCE ?= -m tests.evidence
 SANITIZERS ?= address,undefined,float-cast-overflow
 # Where nvcc is installed; a wheel is built for every supported GPU.
 export DPKERN_CUDA_ARCHS ?= 90-real
-# What contributors build has no warnings; a user's compiler, in `make demo` too, may have some.
-DPKERN_WERROR ?= on
+# What contributors build has no warnings; a user's compiler, in `make demo` too, may have some. One
+# setting for every target: another one would build all kernels again.
+export DPKERN_WERROR ?= on
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
