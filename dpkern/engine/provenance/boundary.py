@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
+from ..contents import readable, same_bits
 from ..in_place import writes_in_place
 from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
@@ -33,7 +34,7 @@ from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
 from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
-from .statistic import is_usual, origin_of
+from .statistic import READ, is_usual, origin_of
 from .tensor import Function, TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
 from .usual_calls import entered, left
@@ -65,13 +66,15 @@ class ModuleBoundary:
         self.activate = activate
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
-        self.constants = Constants()
+        self.constants = Constants(capture.guard.note_numbers_read)
         self.views = 1
         """The number of rows of each record in passes without a loader."""
         self.has_loader = False
         """Whether samples must come from a loader."""
         self.current: YieldedBatch | None = None
         """The batch whose samples entered last; None where the caller begins batches by hand."""
+        self.writes = 0
+        """Number of writes into parameters that were looked at."""
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
         self._thread = get_ident()
@@ -205,6 +208,8 @@ class ModuleBoundary:
         capture, batch = self.capture, rows.batch
         if batch is not self.current:
             self.activate(batch)
+            if self.current is None:
+                self.constants.begin(batch)
             self.current = batch
             if self._closed:
                 self._closed = set()
@@ -399,12 +404,39 @@ class ModuleBoundary:
         for value in values:
             if (state := origin_of(value)) is not None:
                 raise refusals.number_in_parameter(name, state)
+        self.writes += 1
         if self.current is None or func in _NO_VALUES:
             return
         others = values[1:]
         constant = not any(isinstance(other, Tensor) for other in others)
         if name not in _BY_ITSELF or not constant or not all(map(is_usual, numbers_in(others))):
             self.assume(WRITTEN)
+
+    def look_at_numbers(self, values: Sequence[Any]) -> None:
+        """Look at numbers, tensors and containers of them that the module's code may read.
+
+        Those that were made of samples, or may have been, are a condition.
+        """
+        if self.current is None or not values:
+            return
+        if any(origin_of(value) is not None for value in values):
+            self.assume(READ)
+        self.constants.note_numbers(self.current, values)
+        tensors = [v for v in values if isinstance(v, Tensor) and may_be_read(v)]
+        self.constants.note(self.current, tensors)
+
+    def look_at_data(self, parameter: Tensor, data: Tensor) -> None:
+        """Look at a tensor that takes the place of a parameter's memory, ``parameter.data = data``.
+
+        Its own values, moved or cast as ``module.to()`` does, are no others.
+        """
+        self.writes += 1
+        if self.current is not None and not _same_values(parameter, data):
+            self.assume(WRITTEN)
+
+    def note_written(self) -> None:
+        """Note that parameters or the optimizer's state have changed between two steps."""
+        self.assume(WRITTEN)
 
     def backward(
         self,
@@ -451,7 +483,8 @@ class ModuleBoundary:
 
 
 WRITTEN = (
-    "values that the loop writes into parameters come from released weights or from public data"
+    "values that the loop writes into parameters or the optimizer's state come from released "
+    "weights or from public data"
 )
 """The condition of certificates after the loop has changed a parameter between steps."""
 
@@ -464,6 +497,14 @@ _BY_ITSELF = frozenset(
 """Operations in place that change values by themselves and constants."""
 
 _NO_ROWS = "returns it without a row for each sample"
+
+
+def _same_values(parameter: Tensor, data: Tensor) -> bool:
+    """Whether a tensor holds the values of a parameter, perhaps in another dtype or place."""
+    if parameter.shape != data.shape or not (readable(parameter) and readable(data)):
+        return False
+    with torch.no_grad():
+        return same_bits(parameter.detach().to(data.device, data.dtype), data.detach())
 
 
 def _has_records(tensor: Tensor) -> bool:
