@@ -44,6 +44,9 @@ RULES: dict[Function, Rule] = {}
 REPLAYED: dict[Function, Callable[..., Any]] = {}
 """Functions that run an operation as a program's next use (``engine.program``) or return None."""
 
+SPECIAL: dict[Function, Callable[[Tensor], Any]] = {}
+"""Functions that run a method or attribute of parameters which is more than an ordinary one."""
+
 ANY: Any = object()
 """Key in ``RULES`` for every operation without a rule of its own (``layers.other``)."""
 
@@ -158,11 +161,11 @@ class PrivateParameter(nn.Parameter):
                 result = counted(replay, args, kwargs or _NO_NAMES)
                 if result is not None:
                     return result
+            elif func in SPECIAL:
+                return SPECIAL[func](args[0])
             elif func in ORDINARY:
                 with without_torch_function():
                     return func(*args, **kwargs or _NO_NAMES)
-            elif func == _DATA:
-                return _data_of(args[0])
         return _on_parameter(cls, func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -256,6 +259,9 @@ def _data_of(parameter: Tensor) -> Tensor:
     """Return ``parameter.data``, which sees what is written into it."""
     with without_torch_function():
         return _as_data(parameter.data, source_of(parameter))
+
+
+SPECIAL[_DATA] = _data_of
 
 
 def _as_data(data: Tensor, source: GradientSource | None) -> Tensor:

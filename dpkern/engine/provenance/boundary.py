@@ -473,6 +473,10 @@ class ModuleBoundary:
                 return run()
             batch = states[0].batch if states else None
             return run(capture.records if batch is None else batch.in_pass)
+        except RuntimeError as error:
+            if not any(loss.requires_grad for loss in losses):
+                raise refusals.no_gradient() from error
+            raise
         finally:
             self.losses.running = False
             for state in states:
