@@ -20,6 +20,7 @@ from ..in_place import writes_in_place
 from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
 from .constants import Constants, may_be_read, numbers_in
+from .divisors import NumbersBySize
 from .entrance import (
     Input,
     has_no_records,
@@ -66,6 +67,7 @@ class ModuleBoundary:
         self.activate = activate
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
+        self._sizes = NumbersBySize()
         self.constants = Constants(capture.guard.note_numbers_read)
         self.views = 1
         """The number of rows of each record in passes without a loader."""
@@ -201,6 +203,10 @@ class ModuleBoundary:
         for place, value in [*enumerate(args), *kwargs.items()]:
             if type(value) is not TrackedTensor and (state := origin_of(value)) is not None:
                 raise refusals.mixed_input(f"input {place!r} of the module", state)
+            if type(value) in (int, float) and self._sizes.follows(place, value, len(rows.records)):
+                error = refusals.size_as_input(f"input {place!r} of the module", value)
+                self.capture.guard.report_late(str(error))  # the first batches were of one size
+                raise error
         self.constants.note_numbers(rows.batch, (*args, *kwargs.values()))
 
     def _begin(self, rows: Rows) -> None:

@@ -152,7 +152,8 @@ def _any_cross_entropy(
     func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor | None:
     """Let C++ follow the call, unless it smooths labels by a number, which has to be looked at."""
-    if kwargs and kwargs.get("label_smoothing"):
+    smoothing = kwargs.get("label_smoothing") if kwargs else None
+    if type(smoothing) is float and smoothing:
         return usual_cross_entropy(func, args, kwargs)
     followed: Tensor | None = _quick_cross_entropy(func, args, kwargs)
     return followed

@@ -61,6 +61,17 @@ def number_in_parameter(operation: str, state: Mixed) -> PrivacyError:
     )
 
 
+def size_as_input(name: str, value: float) -> UnsupportedModule:
+    """Return the error for an argument of the module that follows the sizes of batches."""
+    return UnsupportedModule(
+        name,
+        expected="numbers that do not depend on how many samples there are",
+        got=f"{value:.4g}, which has followed the number of samples in every batch",
+        remedy="Pass a constant, such as the expected batch size: one more sample would change "
+        "what the module makes of all others.",
+    )
+
+
 def no_gradient() -> UnsupportedModule:
     """Return the error for a loss that no parameter reaches."""
     return UnsupportedModule(
