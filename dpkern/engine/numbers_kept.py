@@ -31,6 +31,8 @@ def numbers_kept(module: nn.Module) -> list[Any]:
         for value in list(vars(part).values()):
             if isinstance(value, types.FunctionType):
                 found += _in_function(value)
+            elif not isinstance(value, (nn.Module, Tensor, type)) and hasattr(value, "__dict__"):
+                found += [v for v in vars(value).values() if isinstance(v, _CONTAINERS)]
             elif isinstance(value, Tensor) or (isinstance(value, _CONTAINERS) and _is_short(value)):
                 found.append(value)
         classes.update(type(part).__mro__)

@@ -599,6 +599,16 @@ class Doubled(torch.autograd.Function):
         return g / g.norm()
 
 
+def test_several_passes_of_the_same_samples_are_no_condition() -> None:
+    """The engine's own functions stand behind the outputs of each."""
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        one, other = run.module(x), run.module(x + 0.01)
+        (F.cross_entropy(one, y) + (one - other).square().mean()).backward()
+
+    assert OWN_FUNCTIONS not in train(body).engine.step.ledger.conditions
+
+
 def test_autograd_functions_of_the_loop_are_a_condition() -> None:
     def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
         F.cross_entropy(Doubled.apply(run.module(x)), y).backward()

@@ -23,6 +23,7 @@ SETTINGS = {"temperature": 1.0}
 class Config:
     def __init__(self) -> None:
         self.scale = 1.0
+        self.parts = [1.0]
 
 
 class Tempered(nn.Module):
@@ -42,7 +43,7 @@ class Tempered(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.outer(self.drop(self.inner(x)).tanh()) * self.temperature * self.config.scale
         scale = self.scales[0] * SETTINGS["temperature"] * self.table["scale"]
-        return h * scale * self.factor + self.floor
+        return h * scale * self.factor * self.config.parts[0] + self.floor
 
 
 def after_each(use: Callable[[Any, float, int], Any]) -> Body:
@@ -61,6 +62,7 @@ KEPT: dict[str, Callable[[Any, float, int], Any]] = {
     "attribute that is the loss": lambda m, v, i: setattr(m, "temperature", v),
     "attribute of a part": lambda m, v, i: setattr(m.drop, "p", math.exp(-v)),
     "attribute of a configuration": lambda m, v, i: setattr(m.config, "scale", math.exp(-v)),
+    "list of a configuration": lambda m, v, i: m.config.parts.__setitem__(0, math.exp(-v)),
     "list": lambda m, v, i: m.scales.__setitem__(0, math.exp(-v)),
     "global variable": lambda m, v, i: SETTINGS.update(temperature=math.exp(-v)),
     "table of the class": lambda m, v, i: m.table.update(scale=math.exp(-v)),

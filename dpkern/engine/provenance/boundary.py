@@ -79,6 +79,8 @@ class ModuleBoundary:
         """Number of writes into parameters that were looked at."""
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
+        self._left: YieldedBatch | None = None
+        """The batch of the last pass that ended, of which a loss may have several."""
         self._thread = get_ident()
         """The thread in which samples enter; one that only prefetches batches takes no steps."""
         self._rows: Rows | None = None
@@ -351,16 +353,17 @@ class ModuleBoundary:
             rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
+        if batch is not self._left:
+            self._left, self.losses.outputs = batch, ()
         usual = rows is batch.rows
         if usual and alone:
             node = left(output, batch.each, batch.in_pass)
             if node is not None:
-                self.losses.outputs = (node,)
+                self.losses.outputs += (node,)
                 return output
         if usual and type(output) is Tensor and output.dim() and len(output) == batch.in_pass:
-            self.losses.outputs = (output.grad_fn,)
+            self.losses.outputs += (output.grad_fn,)
             return (retrack if alone else track)(output, batch.each)
-        self.losses.outputs = ()
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
