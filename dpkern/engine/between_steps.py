@@ -2,8 +2,8 @@
 
 Writes into parameters are looked at as torch runs them (``parameter``). Those through
 ``parameter.detach()``, ``state_dict()``, NumPy or a view leave no call to look at, nor do writes
-into the optimizer's state. Contents tell them, between the first steps and at secret times: loops
-that write at all tend to do so at every step.
+into the optimizer's state. Contents tell them, behind the 1st, 2nd, 4th, 8th ... step and at secret
+times: loops that write at all tend to do so at every step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from .held_tensors import HeldTensor, held_now
 from .occasions import draw_gap
-
-FIRST = 2
-"""Number of first steps behind which contents are kept."""
 
 ROOM = 16 << 20
 """Bytes of tensors that are copied; further ones are hashed."""
@@ -45,7 +42,7 @@ class BetweenSteps:
         self._writes = writes
         self._found = found
         self._steps = 0
-        self._next = 1
+        self._secret = draw_gap()
         self._looked_at = 0
         self.held: list[HeldTensor] = []
         """What the last step has left; empty where nothing is compared."""
@@ -53,9 +50,10 @@ class BetweenSteps:
     def keep(self) -> None:
         """Keep what a step has left, if it is one of those behind which contents are compared."""
         self._steps += 1
-        if self._steps < self._next:
+        secret = self._steps == self._secret
+        if self._steps & (self._steps - 1) and not secret:
             return
-        self._next += 1 if self._steps < FIRST else draw_gap()
+        self._secret += draw_gap() if secret else 0
         self._looked_at = self._writes()
         room = ROOM
         for tensor in self._trained():

@@ -1,7 +1,7 @@
 """Find the numbers that a module's code reads where no call hands them over.
 
-These are numbers in lists, tuples, dicts and tensors that modules hold, in global variables that
-their methods name, and in closures. A loop can assign them between two passes without a sign:
+These are numbers in lists, tuples, dicts, arrays and tensors that modules hold, in global variables
+that their methods name, and in closures. A loop can assign them between two passes without a sign:
 ``CONFIG["temperature"] = math.exp(-loss.item())``. Numbers that are attributes themselves are
 compared in every pass (``occasions``).
 """
@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from .names_in_code import globals_of, is_installed
@@ -31,10 +32,12 @@ def numbers_kept(module: nn.Module) -> list[Any]:
         for value in list(vars(part).values()):
             if isinstance(value, types.FunctionType):
                 found += _in_function(value)
-            elif not isinstance(value, (nn.Module, Tensor, type)) and hasattr(value, "__dict__"):
+            elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type)):
                 found += [v for v in vars(value).values() if isinstance(v, _CONTAINERS)]
             elif isinstance(value, Tensor) or (isinstance(value, _CONTAINERS) and _is_short(value)):
                 found.append(value)
+            elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                found.append(value.ravel()[:_MOST].tolist())
         classes.update(type(part).__mro__)
     for cls in classes:
         for value in list(vars(cls).values()):

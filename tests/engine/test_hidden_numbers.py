@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,14 @@ class Tempered(nn.Module):
         self.config = Config()
         self.scales = [1.0, 1.0]
         self.factor = torch.ones(())
+        self.tensors = [torch.ones(())]
+        self.large = torch.ones(100)
+        self.array = np.ones(3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.outer(self.drop(self.inner(x)).tanh()) * self.temperature * self.config.scale
         scale = self.scales[0] * SETTINGS["temperature"] * self.table["scale"]
+        h = h * self.tensors[0] * self.large[0] * float(self.array[0])
         return h * scale * self.factor * self.config.parts[0] + self.floor
 
 
@@ -68,6 +73,9 @@ KEPT: dict[str, Callable[[Any, float, int], Any]] = {
     "table of the class": lambda m, v, i: m.table.update(scale=math.exp(-v)),
     "class": lambda m, v, i: setattr(Tempered, "floor", math.exp(-v)),
     "tensor": lambda m, v, i: setattr(m, "factor", torch.tensor(math.exp(-v))),
+    "tensor in a list": lambda m, v, i: m.tensors[0].fill_(math.exp(-v)),
+    "large tensor": lambda m, v, i: m.large.fill_(math.exp(-v)),
+    "array": lambda m, v, i: m.array.__setitem__(0, math.exp(-v)),
     "tensor in place": lambda m, v, i: m.factor.fill_(math.exp(-v)),
 }
 

@@ -132,18 +132,20 @@ UNSEEN: dict[str, Callable[[Run], Any]] = {
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_contents_tell_what_no_call_has_shown(name: str) -> None:
-    def conditions(write: Callable[[Run], Any]) -> Any:
+    def conditions(write: Callable[[Run], Any], first: int = 0) -> Any:
         run = Run(private=False)
         run.optimizer = torch.optim.SGD(run.module.parameters(), lr=0.1, momentum=0.9)
         run.make(unsafe_seed=None)
-        for x, y in run.loader:
+        for i, (x, y) in enumerate(run.loader):
             run.optimizer.zero_grad()
             plain(run, x, y)
             run.optimizer.step()
-            write(run)
+            if i >= first:
+                write(run)
         return run.engine.step.ledger.conditions
 
     assert WRITTEN in conditions(UNSEEN[name])
+    assert WRITTEN in conditions(UNSEEN[name], 3)  # behind the fourth step
     assert WRITTEN not in conditions(lambda run: None)
 
 

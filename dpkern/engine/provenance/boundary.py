@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..in_place import writes_in_place
 from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
 from .constants import Constants, may_be_read, numbers_in
-from .divisors import NumbersBySize
+from .divisors import NumbersBySize, ScalesOfRows
 from .entrance import (
     Input,
     has_no_records,
@@ -68,6 +68,7 @@ class ModuleBoundary:
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
         self._sizes = NumbersBySize()
+        self._scales = ScalesOfRows()
         self.constants = Constants(capture.guard.note_numbers_read)
         self.views = 1
         """The number of rows of each record in passes without a loader."""
@@ -206,9 +207,7 @@ class ModuleBoundary:
             if type(value) is not TrackedTensor and (state := origin_of(value)) is not None:
                 raise refusals.mixed_input(f"input {place!r} of the module", state)
             if type(value) in (int, float) and self._sizes.follows(place, value, len(rows.records)):
-                error = refusals.size_as_input(f"input {place!r} of the module", value)
-                self.capture.guard.report_late(str(error))  # the first batches were of one size
-                raise error
+                self._refuse_size(f"input {place!r} of the module", value)
         self.constants.note_numbers(rows.batch, (*args, *kwargs.values()))
 
     def _begin(self, rows: Rows) -> None:
@@ -387,6 +386,20 @@ class ModuleBoundary:
             return track(tensor, PerRecord(batch, np.repeat(records, count // len(records))))
         return track(tensor, Mixed("forward", "the module", _NO_ROWS, batch))
 
+    def check_scale(self, operation: str, number: float, batch: YieldedBatch) -> None:
+        """Refuse a number that follows the sizes of batches, by which samples are scaled.
+
+        Raises:
+            UnsupportedModule: three batches of other sizes have shown it.
+        """
+        if self.has_loader and self._scales.follows(operation, number, batch.size):
+            self._refuse_size(f"{operation} of inputs of the module", number)
+
+    def _refuse_size(self, name: str, number: float) -> NoReturn:
+        error = refusals.size_as_input(name, number)
+        self.capture.guard.report_late(str(error))  # the first batches were of one size
+        raise error
+
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
         module = self.capture.module
@@ -431,8 +444,7 @@ class ModuleBoundary:
         if any(origin_of(value) is not None for value in values):
             self.assume(READ)
         self.constants.note_numbers(self.current, values)
-        tensors = [v for v in values if isinstance(v, Tensor) and may_be_read(v)]
-        self.constants.note(self.current, tensors)
+        self.constants.note_kept(self.current, values)
 
     def look_at_data(self, parameter: Tensor, data: Tensor) -> None:
         """Look at a tensor that takes the place of a parameter's memory, ``parameter.data = data``.

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..parameter import tensors_in
 from .states import Boundary, YieldedBatch
 from .statistic import READ, Statistic, is_usual
 
@@ -85,9 +86,21 @@ class Constants:
         """Take the numbers among these for public ones, also those of tensors."""
         self.numbers_were_known = True
         self._numbers.update(numbers_in(values))
-        for tensor in values:
-            if isinstance(tensor, Tensor) and may_be_read(tensor):
-                self._known[id(tensor)] = weakref.ref(tensor), tensor.tolist()
+        for tensor in tensors_in(values):
+            if may_be_read(tensor, most=math.inf):
+                self._known[id(tensor)] = weakref.ref(tensor), _few(tensor)
+
+    def note_kept(self, batch: YieldedBatch, values: Sequence[Any]) -> None:
+        """Add the condition if a tensor that the module keeps may have been made of the batch.
+
+        Of large ones only those that have been written in place: a module may make them anew.
+        """
+        kept = [tensor for tensor in tensors_in(values) if may_be_read(tensor, most=math.inf)]
+        for tensor in kept:
+            known = self._known.get(id(tensor))
+            if tensor.numel() > FEW and (known is None or known[0]() is not tensor):
+                self._known[id(tensor)] = weakref.ref(tensor), _few(tensor)
+        self.note(batch, kept)
 
     def begin(self, batch: YieldedBatch) -> None:
         """Take the numbers that meet samples of this batch, the first to enter, for public ones."""
@@ -99,7 +112,7 @@ class Constants:
             return
         first = self._is_first(batch, batch.boundary)
         for tensor in constants:
-            known, values = self._known.get(id(tensor)), tensor.tolist()
+            known, values = self._known.get(id(tensor)), _few(tensor)
             if known is not None and known[0]() is tensor and known[1] == values:
                 continue
             if len(self._known) >= _MOST:
@@ -212,20 +225,25 @@ _SCHEDULES: tuple[tuple[Callable[[float], float], Callable[[float], float]], ...
 """Functions of the number of a step by which schedules follow it, and their inverses."""
 
 
-def may_be_read(tensor: Tensor) -> bool:
+def may_be_read(tensor: Tensor, *, most: float = FEW) -> bool:
     """Whether a constant is of the kind that numbers read from samples are made into."""
     return (
         type(tensor) is Tensor
         and tensor.is_floating_point()
         and tensor.is_cpu
-        and tensor.numel() <= FEW
+        and tensor.numel() <= most
         and tensor.layout is torch.strided
         and not tensor.requires_grad
         and not tensor.is_inference()
     )
 
 
+def _few(tensor: Tensor) -> Any:
+    """Return the values of a tensor, or the first ones."""
+    return tensor.tolist() if tensor.numel() <= FEW else tensor.flatten()[:FEW].tolist()
+
+
 def _has_usual_values(tensor: Tensor) -> bool:
-    values = tensor.flatten().tolist()
+    values = tensor.flatten()[:FEW].tolist()
     rounded = torch.tensor([float(f"{v:.5g}") for v in values], dtype=tensor.dtype).tolist()
     return all(is_usual(v) or v == other for v, other in zip(values, rounded, strict=True))

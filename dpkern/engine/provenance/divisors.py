@@ -82,6 +82,33 @@ class NumbersBySize:
         return bool(kept) and len(sizes) >= _SIZES
 
 
+class ScalesOfRows:
+    """Numbers that multiply or divide samples on their way into the module."""
+
+    def __init__(self) -> None:
+        self._seen: dict[float, int] = {}
+        """The size of the batch that each number has met."""
+        self._constant: set[float] = set()
+        """Numbers that have met batches of several sizes."""
+        self._by_call = NumbersBySize()
+
+    def follows(self, name: str, value: float, size: int) -> bool:
+        """Whether numbers of this call of an operation have followed the sizes of batches."""
+        if value in self._constant:
+            return False
+        before = self._seen.get(value)
+        if before is not None:
+            if before != size:
+                self._constant.add(value)
+            return False
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[value] = size
+        return self._by_call.follows((name, call_site()), value, size)
+
+
+_MOST_SEEN = 1024
+
 _POWERS = (1, -1, 0.5, -0.5, 2, -2)
 
 _SIZES = 3

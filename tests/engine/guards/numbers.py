@@ -209,6 +209,28 @@ def root_of_the_size_as_an_input(w: World) -> None:
     scaled_by(lambda size: size**0.5)(w)
 
 
+def inputs_scaled_by(scale: Callable[[Tensor], Tensor]) -> Callable[[World], None]:
+    def run(w: World) -> None:
+        fit(w, mlp(), lambda m, x, y: F.cross_entropy(m(scale(x)), y), draws=SIZES)
+
+    return run
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inputs_divided_by_the_size_of_the_batch(w: World) -> None:
+    inputs_scaled_by(lambda x: x / len(x))(w)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inputs_times_the_inverse_of_the_size(w: World) -> None:
+    inputs_scaled_by(lambda x: x * (4 / len(x)))(w)
+
+
+@TABLE.right()
+def inputs_scaled_by_constants(w: World) -> None:
+    inputs_scaled_by(lambda x: (x / 4 * 0.3 - 0.1) / x.shape[1])(w)
+
+
 @TABLE.right()
 def constants_and_steps_as_inputs(w: World) -> None:
     model, optimizer, loader = w.private(Scaled(), draws=SIZES)
