@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from . import torch_callers  # noqa: F401 (its refusals register themselves)
 from .graph_capture import GraphCapture
 from .guard import ForwardGuard
 from .hooks import Hook

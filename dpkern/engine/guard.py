@@ -13,6 +13,7 @@ from ..base.errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses, uniform_classes
 from .layers_alone import LayersProbe, runs_layers_alone
+from .numbers_kept import numbers_kept
 from .occasions import Occasions
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
@@ -75,6 +76,8 @@ class ForwardGuard:
         """Whether the pass takes one tensor and found the module as the pass before left it."""
         self.is_as_looked = False
         """Whether the pass found everything as ``state.quick`` holds it, and is not probed."""
+        self._numbers_are_due = False
+        """Whether the next pass looks at the numbers that the module's code reads."""
 
     @property
     def occasion(self) -> int:
@@ -97,7 +100,8 @@ class ForwardGuard:
         quick = None if self._uniform else self.state.quick
         watched = self._attached and not self._is_paused and not self.capture._public
         soon = self._occasions.gap <= passes
-        return watched and quick is not None and not soon and quick.before()
+        same = quick is not None and self._occasions.has_same_modes() and quick.before()
+        return watched and not soon and same
 
     def count_replay(self, passes: int) -> None:
         """Count passes that are replayed, of which ``expects_nothing`` holds."""
@@ -155,8 +159,10 @@ class ForwardGuard:
         recording = torch.is_grad_enabled()
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         occasions, quick = self._occasions, self.state.quick
-        quick = None if self._uniform or occasions.gap <= 1 else quick
-        if usual and recording and quick is not None and quick.before():
+        due = self._uniform or occasions.gap <= 1 or self._numbers_are_due
+        quick = None if due else quick
+        quick = quick if usual and recording and occasions.has_same_modes() else None
+        if quick is not None and quick.before():
             occasions.gap -= 1
             self._usual = self.is_as_looked = True
             return
@@ -167,6 +173,10 @@ class ForwardGuard:
             self.state.refresh()
             self.capture.look_again()
         self.state.before_pass()
+        if recording:
+            self._look_at_assigned()
+            if self._numbers_are_due or why == "secret":
+                self.look_at_numbers()
         if why is None and recording and self._uniform and self._tells_classes(args, kwargs):
             why = "classes"
         if why is None and (not recording or capture.any_rank is None):
@@ -183,6 +193,29 @@ class ForwardGuard:
             wanted = capture.any_rank(wanted)
         if wanted and not self._wait(args, kwargs, batch, why or "new"):
             self._check(args, kwargs, batch, why or "new")
+
+    def note_numbers_read(self) -> None:
+        """Look at the numbers that the module's code reads before its next pass.
+
+        Those of the time when the loop read its first number are public.
+        """
+        boundary = self.capture.boundary
+        if boundary is not None and not boundary.constants.numbers_were_known:
+            boundary.constants.know([*numbers_kept(self.module), *self._occasions.attributes()])
+        self._numbers_are_due = True
+
+    def look_at_numbers(self) -> None:
+        """Look at the numbers that the module's code reads where no call hands them over."""
+        self._numbers_are_due = False
+        boundary = self.capture.boundary
+        if boundary is not None and boundary.constants.numbers_are_out:
+            boundary.look_at_numbers(numbers_kept(self.module))
+
+    def _look_at_assigned(self) -> None:
+        """Look at what the loop has assigned to attributes of the module since the last pass."""
+        boundary = self.capture.boundary
+        if boundary is not None and boundary.constants.numbers_are_out:
+            boundary.look_at_numbers(self._occasions.assigned())
 
     def _tells_classes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an input whose samples have all had one class until now has two in this batch."""
@@ -359,6 +392,7 @@ class ForwardGuard:
             before, self._watched = self._watched, None
             self._check_state(before, args, kwargs)
         state.after_pass()
+        occasions.leave()
         if occasions.looks_behind:
             occasions.settle()
         elif self._usual:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from operator import call, itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .parameter import without_torch_function
 from .table_entries import TableEntries, read
@@ -22,6 +26,18 @@ _STANDARD = frozenset(vars(nn.Module())) - {"training"}
 _TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_hooks".split())
 """Standard attributes of a module that decide what a pass does."""
 
+_modules: Any = nn.modules.module
+_OF_ALL_MODULES = (
+    _modules._global_forward_hooks,
+    _modules._global_forward_pre_hooks,
+    _modules._global_backward_hooks,
+    _modules._global_backward_pre_hooks,
+)
+"""Hooks that torch calls for every module."""
+
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
 _DISCRETE = (bool, str, type(None))
 _TRAINED = Tensor.requires_grad
 
@@ -30,10 +46,11 @@ class Occasions:
     """The occasions for a probe: changes of a module between forward passes, and secret times.
 
     Every pass, the attributes of all modules (and of plain objects that they hold, such as a
-    configuration), their children, hooks and ``requires_grad`` are compared with what the last pass
-    left behind. A combination of training flags, hooks, modules, ``requires_grad``, booleans and
-    strings that was never probed is an occasion. A return to a known one, and a change of numbers,
-    is one at the 1st, 4th, 16th ... time, because loops may switch or anneal at every step.
+    configuration), their children, hooks, torch's modes (``TorchDispatchMode``) and
+    ``requires_grad`` are compared with what the last pass left behind. A combination of training
+    flags, hooks, modes, modules, ``requires_grad``, booleans and strings that was never probed is
+    an occasion. A return to a known one, and a change of numbers, is one at the 1st, 4th, 16th ...
+    time, because loops may switch or anneal at every step.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,8 +59,7 @@ class Occasions:
         """Number of times that the structure was read anew."""
         self._known: set[int] = set()
         self._returns = 0
-        self._sure = random.SystemRandom()
-        self.gap = self._draw()
+        self.gap = draw_gap()
         """Training passes up to the next secret probe, including it."""
         self._seen = False
         """Whether there was a pass."""
@@ -53,6 +69,12 @@ class Occasions:
         self._counts: list[int] = []
         self._values: list[Any] = []
         self._trained: list[bool] = []
+        self._modes: tuple[Any, ...] = ()
+        self._firsts = 2
+        self._left: list[Any] = []
+        """All attributes as one of the first passes has left them."""
+        self._before: list[Any] = []
+        """All attributes as the pass before this one has left them, where some have changed."""
         self._refresh()
         self.looks_behind = False
         """Whether passes change the module themselves, so that ``settle`` has something to do."""
@@ -72,7 +94,9 @@ class Occasions:
         self._given = given
         returned = self._seen and numbers != self._numbers
         self._numbers = numbers
+        self._before = []
         if not self._same():
+            self._before, self._left = self._left or self._values, []
             self._read()
             before, self.combination = self.combination, self._combination()
             returned = self._seen
@@ -89,9 +113,37 @@ class Occasions:
         if recording:
             self.gap -= 1
             if self.gap <= 0:
-                self.gap = self._draw()
+                self.gap = draw_gap()
                 return "secret"
         return None
+
+    def attributes(self) -> list[Any]:
+        """Return what the attributes hold now."""
+        with suppress(KeyError):
+            return [*_flat([*map(call, self._getters, self._held)])]
+        return [*_flat(self._values)]
+
+    def assigned(self) -> list[Any]:
+        """Return what was assigned to attributes between the last pass and this one."""
+        if not self._before:
+            return []
+        known = set(map(id, _flat(self._before)))
+        return [value for value in _flat(self._values) if id(value) not in known]
+
+    def leave(self) -> None:
+        """Remember what one of the first passes leaves, which may have changed the module itself.
+
+        Later ones do so in ``settle``, where passes were seen to.
+        """
+        if self._firsts:
+            self._firsts -= 1
+            self._left = [tuple(held.values()) for held in self._attributes]
+
+    def has_same_modes(self) -> bool:
+        """Whether the same modes of torch are entered as in the last pass that was read."""
+        if not (self._modes or _function_modes() or _dispatch_modes()):
+            return True
+        return self._modes == _entered_modes()
 
     def is_known(self, recording: bool, given: Hashable) -> bool:
         """Whether a pass with these flags, in the present combination, has been probed."""
@@ -116,11 +168,6 @@ class Occasions:
         if not self._same():
             self._read()
 
-    def _draw(self) -> int:
-        """Draw the number of passes to the next secret probe: geometric, so none tells the next."""
-        uniform = 1.0 - self._sure.random()
-        return 1 + int(math.log(uniform) / math.log1p(-1 / MEAN_GAP))
-
     def _refresh(self) -> None:
         self.refreshed += 1
         modules = list(self.module.modules())
@@ -142,8 +189,10 @@ class Occasions:
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
         self._hooks = [table for part in modules for table in _hooks(part)]
+        self._hooks += _OF_ALL_MODULES
         self._parameters: list[Tensor] = list(self.module.parameters())
         tables = [table for part in modules for table in _tables(part)]
+        tables += _OF_ALL_MODULES
         self._empty = [table for table in tables if not table]
         self._tables = [*self._children, *(table for table in self._hooks if table)]
         self._sized = [*self._attributes, *self._tables]
@@ -162,7 +211,7 @@ class Occasions:
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
         self.unchanged = False
-        if not self._seen:
+        if not self._seen or not self.has_same_modes():
             return False
         with without_torch_function():  # a few calls that loop in C
             if read(_TRAINED, self._parameters) != self._trained:
@@ -201,6 +250,7 @@ class Occasions:
                 self._refresh()
                 self._values = [*map(call, self._getters, self._held)]
             self._trained = read(_TRAINED, self._parameters)
+        self._modes = _entered_modes()
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
         self._entries = TableEntries(self._everywhere)
@@ -219,7 +269,30 @@ class Occasions:
             trained = read(_TRAINED, self._parameters)
         parts = [(id(table), *map(id, table.values())) for table in self._children]
         hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
-        return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks)))
+        return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks), self._modes))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for held in values:
+        yield from held if type(held) is tuple else (held,)
+
+
+def _entered_modes() -> tuple[tuple[str, int], ...]:
+    """Return the modes through which torch's operations go now."""
+    if not (_function_modes() or _dispatch_modes()):
+        return ()
+    of_functions: Any = _get_current_function_mode_stack  # torch leaves it without types
+    modes = (*of_functions(), *_get_current_dispatch_mode_stack())
+    return tuple((type(mode).__qualname__, id(mode)) for mode in modes)
+
+
+def draw_gap() -> int:
+    """Draw the number of passes to the next secret look: geometric, so none tells the next."""
+    uniform = 1.0 - _SURE.random()
+    return 1 + int(math.log(uniform) / math.log1p(-1 / MEAN_GAP))
+
+
+_SURE = random.SystemRandom()
 
 
 def _tables(part: nn.Module) -> Iterable[Any]:

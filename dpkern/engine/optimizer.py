@@ -24,6 +24,7 @@ from ..privacy.mechanisms import Mechanism, Plan
 from ..step.checks import SCHEDULED
 from ..step.step import DPStep
 from .batch_order import BatchOrder
+from .between_steps import BetweenSteps
 from .capture import Capture
 from .clipping import close_into, prepare
 from .distributed import Processes, numbers_of
@@ -92,6 +93,11 @@ class OptimizerAdapter:
         """The update that a program replays."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
         self.batches = BatchOrder(capture, step, self._close)
+        boundary = self.batches.boundary
+        self.between = BetweenSteps(
+            optimizer, capture.parameters, lambda: boundary.writes, boundary.note_written
+        )
+        """The contents that the last step has left, where the next one compares them."""
         self._shown: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._own_step: Callable[..., Any] = optimizer.step
@@ -208,9 +214,13 @@ class OptimizerAdapter:
         try:
             with without_torch_function():
                 self._check_parameters()
+                if self.between.held:
+                    self.between.check()
                 close()
                 if self.batches.final:
                     self._release()
+                    if self.processes is None and self.sharded is None:
+                        self.between.keep()
         finally:
             torch._C._set_grad_enabled(recording)
         self.capture.loss_scale = 1.0

@@ -44,6 +44,9 @@ RULES: dict[Function, Rule] = {}
 REPLAYED: dict[Function, Callable[..., Any]] = {}
 """Functions that run an operation as a program's next use (``engine.program``) or return None."""
 
+SPECIAL: dict[Function, Callable[[Tensor], Any]] = {}
+"""Functions that run a method or attribute of parameters which is more than an ordinary one."""
+
 ANY: Any = object()
 """Key in ``RULES`` for every operation without a rule of its own (``layers.other``)."""
 
@@ -51,7 +54,7 @@ _NO_NAMES: Mapping[str, Any] = {}
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_DATA, _SET_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
@@ -158,6 +161,8 @@ class PrivateParameter(nn.Parameter):
                 result = counted(replay, args, kwargs or _NO_NAMES)
                 if result is not None:
                     return result
+            elif func in SPECIAL:
+                return SPECIAL[func](args[0])
             elif func in ORDINARY:
                 with without_torch_function():
                     return func(*args, **kwargs or _NO_NAMES)
@@ -200,6 +205,81 @@ class PrivateExpression(Tensor):
         return _dispatch(func, args, kwargs)
 
 
+class ParameterData(Tensor):
+    """The memory of a private parameter, as ``parameter.data`` and views of that show it.
+
+    A write into it is looked at as one into the parameter is. Its copies, its pickles and what is
+    computed from it are ordinary tensors.
+    """
+
+    _private: GradientSource
+
+    @classmethod
+    @uncompiled  # torch.compile breaks its graph here
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(t, PRIVATE) or hasattr(t, "follows_records") for t in tuple(types)):
+            return NotImplemented  # those look for themselves
+        named = kwargs or _NO_NAMES
+        with without_torch_function():
+            _look_at_write(func, args, named)
+            result = func(*args, **named)
+            for part in tensors_in(result):
+                if type(part) is Tensor and part.layout is torch.strided:
+                    _as_data(part, _source_behind(part, args))
+            return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self._ordinary(copied=True)
+        made: Tensor = memo[id(self)]
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._ordinary().__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self._ordinary())
+
+    def _ordinary(self, *, copied: bool = False) -> Any:
+        with without_torch_function():
+            same = self.detach()
+            same = same.clone(memory_format=torch.preserve_format) if copied else same
+        if getattr(self, "_is_param", False):  # nn.Parameter(parameter.data)
+            return nn.Parameter(same, self.requires_grad)
+        return same
+
+
+def _data_of(parameter: Tensor) -> Tensor:
+    """Return ``parameter.data``, which sees what is written into it."""
+    with without_torch_function():
+        return _as_data(parameter.data, source_of(parameter))
+
+
+SPECIAL[_DATA] = _data_of
+
+
+def _as_data(data: Tensor, source: GradientSource | None) -> Tensor:
+    if type(data) is Tensor and source is not None and source.capture.boundary is not None:
+        data.__class__ = ParameterData
+        data._private = source  # type: ignore[attr-defined]
+    return data
+
+
+def _source_behind(view: Tensor, args: Sequence[Any]) -> GradientSource | None:
+    """Return the source of the argument whose memory a tensor shows, if it is a parameter's."""
+    place = view.untyped_storage()._cdata
+    for tensor in tensors_in(args):
+        if type(tensor) is ParameterData and tensor.untyped_storage()._cdata == place:
+            return source_of(tensor)
+    return None
+
+
 @uncompiled_unless(in_graph)  # torch.compile breaks its graph here, or keeps the use inside
 def _on_parameter(
     cls: type[Tensor],
@@ -219,6 +299,12 @@ def _on_parameter(
             got="samples written into one",
             remedy="Keep statistics of private data outside the model.",
         )
+    if func == _SET_DATA:
+        boundary = source_of(args[0]).capture.boundary
+        with without_torch_function():
+            if boundary is not None:
+                boundary.look_at_data(args[0], args[1])
+            return func(*args)
     return _dispatch(func, args, kwargs)
 
 
@@ -239,7 +325,7 @@ def is_private(tensor: Any) -> TypeGuard[Tensor]:
 ORDINARY = frozenset(
     getattr(Tensor, name).__get__
     for name in (
-        *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "data", "ndim", "layout"),
+        *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "ndim", "layout"),
         *("grad_fn", "is_sparse", "is_cuda", "is_cpu", "is_quantized", "is_nested", "is_mkldnn"),
         *("is_meta", "_version", "itemsize", "nbytes"),
     )
@@ -249,10 +335,12 @@ ORDINARY = frozenset(
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
     with without_torch_function():  # also makes every access to a parameter below cheap
-        if func in ORDINARY:
+        if func in ORDINARY or func == _DATA:
             return func(*args, **named)
-        if not torch.is_grad_enabled():
+        recording = torch.is_grad_enabled()
+        if not recording or (args and type(args[0]) is ParameterData):
             _look_at_write(func, args, named)
+        if not recording:
             return func(*args, **named)
         sources = _sources(args, named)
         if not any(source.watched for source in sources):
@@ -301,10 +389,12 @@ def _look_at_write(func: Function, args: Sequence[Any], named: Mapping[str, Any]
     """
     values = (*args, *named.values())
     written = [named.get("out"), *(values[:1] if writes_in_place(func) else ())]
-    sources = _sources(written, {})
-    boundary = sources[0].capture.boundary if sources else None
-    if boundary is not None:
-        boundary.look_at_write(func, values)
+    for tensor in tensors_in(written):
+        if type(tensor) in _PRIVATE or type(tensor) is ParameterData:
+            boundary = source_of(tensor).capture.boundary
+            if boundary is not None:
+                boundary.look_at_write(func, values)
+            return
 
 
 def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSource]:

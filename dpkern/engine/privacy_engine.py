@@ -152,6 +152,7 @@ class PrivacyEngine(MakesPrivate):
     def report(self, delta: float) -> dict[str, Any]:
         """Return what was released and certified, as JSON values; warns as ``get_epsilon`` does."""
         self._warn_of(delta)
+        self.capture.guard.look_at_numbers()
         return self.step.report(delta)
 
     def _warn_of(self, delta: float) -> None:

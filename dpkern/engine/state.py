@@ -9,7 +9,7 @@ of the module contents alone decide, since ``.data`` writes change no version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ..base.errors import UnsupportedModule
 from .contents import content_hash, readable
 from .hooks import Hook
 from .parameter import without_torch_function
+from .provenance.refusals import samples_loaded
 from .table_entries import Table, TableEntries, read
 
 if TYPE_CHECKING:
@@ -207,10 +208,18 @@ class StateGuard:
             self._forget()
 
         hooked: Any = part  # torch leaves these two without types
+
+        def loading(_: nn.Module, given: Mapping[str, Any], *__: Any) -> None:
+            for key, value in given.items():
+                if hasattr(value, "follows_records"):
+                    raise samples_loaded(key)
+
         self._handles += [
             hooked.register_state_dict_pre_hook(_CheckedHook(saving)),
             hooked.register_load_state_dict_post_hook(Hook(loaded)),
         ]
+        if part is self.module:  # torch makes errors of what a copy raises its own
+            self._handles.append(hooked.register_load_state_dict_pre_hook(Hook(loading)))
 
     def _places(self, modules: list[tuple[str, nn.Module]] | None = None) -> list[_Place]:
         found: list[_Place] = []

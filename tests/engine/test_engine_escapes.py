@@ -199,6 +199,9 @@ REFUSED: dict[str, Body] = {
     "parameter drawn by a number of the loss": after(
         lambda r, v: first(r).weight.lerp_(torch.zeros(6, 4), 0.1 * v)
     ),
+    "next loss times a number without its mark": after(
+        lambda r, v: None, lambda seen: float(seen[-1] / 2) if seen else 1.0
+    ),
     "parameters times the loss at once": after(
         lambda r, v: torch._foreach_mul_(list(r.module.parameters()), v)
     ),
@@ -305,6 +308,18 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
     "constant written through data": (written_constant(lambda t, v: t.data.fill_(v)), READ),
     "lowest loss": (after(lambda r, v: min(v, 0.5)), DECIDED),
     "decision by a rounded loss": (after(lambda r, v: round(v, 3) > 1), DECIDED),
+    "schedule by the loss": (
+        after(lambda r, v: torch.optim.lr_scheduler.ReduceLROnPlateau(r.optimizer).step(v)),
+        DECIDED,
+    ),
+    "weights of the next loss by whole numbers": (
+        after(lambda r, v: None, lambda seen: int(1000 * seen[-1]) / 701 if seen else 1.0),
+        READ,
+    ),
+    "weights of the next loss by a number cut": (
+        after(lambda r, v: None, lambda seen: math.floor(1000 * seen[-1]) / 701 if seen else 1.0),
+        READ,
+    ),
     "decision by a count": (
         lambda r, x, y, i: (plain(r, x, y), 1 if (y > 0).sum().item() else 2),
         DECIDED,
@@ -385,6 +400,7 @@ def test_parameters_changed_by_constants_or_printed_are_no_condition(use: Any) -
 def test_numbers_that_are_printed_are_no_condition() -> None:
     def show(run: Run, value: Any) -> None:
         shown.append(f"{value:.3f} {round(value, 2)} {statistics.mean([value, value])}")
+        shown.append(f"{float(value)} {int(100 * value)} {np.float32(value)} {np.mean([value])}")
 
     shown: list[str] = []
     conditions = train(after(show, lambda seen: 0.5)).engine.step.ledger.conditions
@@ -581,6 +597,16 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return g / g.norm()
+
+
+def test_several_passes_of_the_same_samples_are_no_condition() -> None:
+    """The engine's own functions stand behind the outputs of each."""
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        one, other = run.module(x), run.module(x + 0.01)
+        (F.cross_entropy(one, y) + (one - other).square().mean()).backward()
+
+    assert OWN_FUNCTIONS not in train(body).engine.step.ledger.conditions
 
 
 def test_autograd_functions_of_the_loop_are_a_condition() -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
+from ..contents import readable, same_bits
 from ..in_place import writes_in_place
 from ..parameter import PRIVATE, tensors_in, without_torch_function
 from . import refusals
 from .constants import Constants, may_be_read, numbers_in
+from .divisors import NumbersBySize, ScalesOfRows
 from .entrance import (
     Input,
     has_no_records,
@@ -33,7 +35,7 @@ from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
 from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
-from .statistic import is_usual, origin_of
+from .statistic import READ, is_usual, origin_of
 from .tensor import Function, TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
 from .usual_calls import entered, left
@@ -65,15 +67,21 @@ class ModuleBoundary:
         self.activate = activate
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
-        self.constants = Constants()
+        self._sizes = NumbersBySize()
+        self._scales = ScalesOfRows()
+        self.constants = Constants(capture.guard.note_numbers_read)
         self.views = 1
         """The number of rows of each record in passes without a loader."""
         self.has_loader = False
         """Whether samples must come from a loader."""
         self.current: YieldedBatch | None = None
         """The batch whose samples entered last; None where the caller begins batches by hand."""
+        self.writes = 0
+        """Number of writes into parameters that were looked at."""
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
+        self._left: YieldedBatch | None = None
+        """The batch of the last pass that ended, of which a loss may have several."""
         self._thread = get_ident()
         """The thread in which samples enter; one that only prefetches batches takes no steps."""
         self._rows: Rows | None = None
@@ -198,6 +206,8 @@ class ModuleBoundary:
         for place, value in [*enumerate(args), *kwargs.items()]:
             if type(value) is not TrackedTensor and (state := origin_of(value)) is not None:
                 raise refusals.mixed_input(f"input {place!r} of the module", state)
+            if type(value) in (int, float) and self._sizes.follows(place, value, len(rows.records)):
+                self._refuse_size(f"input {place!r} of the module", value)
         self.constants.note_numbers(rows.batch, (*args, *kwargs.values()))
 
     def _begin(self, rows: Rows) -> None:
@@ -205,6 +215,8 @@ class ModuleBoundary:
         capture, batch = self.capture, rows.batch
         if batch is not self.current:
             self.activate(batch)
+            if self.current is None:
+                self.constants.begin(batch)
             self.current = batch
             if self._closed:
                 self._closed = set()
@@ -340,16 +352,17 @@ class ModuleBoundary:
             rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
+        if batch is not self._left:
+            self._left, self.losses.outputs = batch, ()
         usual = rows is batch.rows
         if usual and alone:
             node = left(output, batch.each, batch.in_pass)
             if node is not None:
-                self.losses.outputs = (node,)
+                self.losses.outputs += (node,)
                 return output
         if usual and type(output) is Tensor and output.dim() and len(output) == batch.in_pass:
-            self.losses.outputs = (output.grad_fn,)
+            self.losses.outputs += (output.grad_fn,)
             return (retrack if alone else track)(output, batch.each)
-        self.losses.outputs = ()
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
@@ -372,6 +385,20 @@ class ModuleBoundary:
         if count > 0 and len(records) and count % len(records) == 0:
             return track(tensor, PerRecord(batch, np.repeat(records, count // len(records))))
         return track(tensor, Mixed("forward", "the module", _NO_ROWS, batch))
+
+    def check_scale(self, operation: str, number: float, batch: YieldedBatch) -> None:
+        """Refuse a number that follows the sizes of batches, by which samples are scaled.
+
+        Raises:
+            UnsupportedModule: three batches of other sizes have shown it.
+        """
+        if self.has_loader and self._scales.follows(operation, number, batch.size):
+            self._refuse_size(f"{operation} of inputs of the module", number)
+
+    def _refuse_size(self, name: str, number: float) -> NoReturn:
+        error = refusals.size_as_input(name, number)
+        self.capture.guard.report_late(str(error))  # the first batches were of one size
+        raise error
 
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
@@ -399,12 +426,38 @@ class ModuleBoundary:
         for value in values:
             if (state := origin_of(value)) is not None:
                 raise refusals.number_in_parameter(name, state)
+        self.writes += 1
         if self.current is None or func in _NO_VALUES:
             return
         others = values[1:]
         constant = not any(isinstance(other, Tensor) for other in others)
         if name not in _BY_ITSELF or not constant or not all(map(is_usual, numbers_in(others))):
             self.assume(WRITTEN)
+
+    def look_at_numbers(self, values: Sequence[Any]) -> None:
+        """Look at numbers, tensors and containers of them that the module's code may read.
+
+        Those that were made of samples, or may have been, are a condition.
+        """
+        if self.current is None or not values:
+            return
+        if any(origin_of(value) is not None for value in values):
+            self.assume(READ)
+        self.constants.note_numbers(self.current, values)
+        self.constants.note_kept(self.current, values)
+
+    def look_at_data(self, parameter: Tensor, data: Tensor) -> None:
+        """Look at a tensor that takes the place of a parameter's memory, ``parameter.data = data``.
+
+        Its own values, moved or cast as ``module.to()`` does, are no others.
+        """
+        self.writes += 1
+        if self.current is not None and not _same_values(parameter, data):
+            self.assume(WRITTEN)
+
+    def note_written(self) -> None:
+        """Note that parameters or the optimizer's state have changed between two steps."""
+        self.assume(WRITTEN)
 
     def backward(
         self,
@@ -441,6 +494,10 @@ class ModuleBoundary:
                 return run()
             batch = states[0].batch if states else None
             return run(capture.records if batch is None else batch.in_pass)
+        except RuntimeError as error:
+            if not any(loss.requires_grad for loss in losses):
+                raise refusals.no_gradient() from error
+            raise
         finally:
             self.losses.running = False
             for state in states:
@@ -451,7 +508,8 @@ class ModuleBoundary:
 
 
 WRITTEN = (
-    "values that the loop writes into parameters come from released weights or from public data"
+    "values that the loop writes into parameters or the optimizer's state come from released "
+    "weights or from public data"
 )
 """The condition of certificates after the loop has changed a parameter between steps."""
 
@@ -464,6 +522,14 @@ _BY_ITSELF = frozenset(
 """Operations in place that change values by themselves and constants."""
 
 _NO_ROWS = "returns it without a row for each sample"
+
+
+def _same_values(parameter: Tensor, data: Tensor) -> bool:
+    """Whether a tensor holds the values of a parameter, perhaps in another dtype or place."""
+    if parameter.shape != data.shape or not (readable(parameter) and readable(data)):
+        return False
+    with torch.no_grad():
+        return same_bits(parameter.detach().to(data.device, data.dtype), data.detach())
 
 
 def _has_records(tensor: Tensor) -> bool:

@@ -59,6 +59,61 @@ class Divisors:
         return None
 
 
+class NumbersBySize:
+    """Numbers that the module takes beside samples, by their place among its arguments.
+
+    One that is a multiple of the number of records, of its root or square, or of their inverse, in
+    batches of several sizes, lets a record that joins change what the others do.
+    """
+
+    def __init__(self) -> None:
+        self._factors: dict[Any, dict[float, float]] = {}
+        """The multiple that each number has been in all batches, by place and power of the size."""
+        self._sizes: dict[Any, set[int]] = {}
+
+    def follows(self, place: Any, value: float, size: int) -> bool:
+        """Whether the number at a place has followed the sizes of batches up to this one."""
+        now = {power: value / size**power for power in _POWERS} if size and value else {}
+        known = self._factors.setdefault(place, now)
+        kept = {power: f for power, f in known.items() if power in now and _same(f, now[power])}
+        self._factors[place] = kept
+        sizes = self._sizes.setdefault(place, set())
+        sizes.add(size)
+        return bool(kept) and len(sizes) >= _SIZES
+
+
+class ScalesOfRows:
+    """Numbers that multiply or divide samples on their way into the module."""
+
+    def __init__(self) -> None:
+        self._seen: dict[float, int] = {}
+        """The size of the batch that each number has met."""
+        self._constant: set[float] = set()
+        """Numbers that have met batches of several sizes."""
+        self._by_call = NumbersBySize()
+
+    def follows(self, name: str, value: float, size: int) -> bool:
+        """Whether numbers of this call of an operation have followed the sizes of batches."""
+        if value in self._constant:
+            return False
+        before = self._seen.get(value)
+        if before is not None:
+            if before != size:
+                self._constant.add(value)
+            return False
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[value] = size
+        return self._by_call.follows((name, call_site()), value, size)
+
+
+_MOST_SEEN = 1024
+
+_POWERS = (1, -1, 0.5, -0.5, 2, -2)
+
+_SIZES = 3
+"""Sizes of batches after which a number counts as following them."""
+
 _Counts = tuple[int, int]
 """Numbers of records: in the pass, and in the batch."""
 
@@ -115,5 +170,5 @@ def _follows_size(
         _same(scale / before, (new / old) ** power)
         for old, new in zip(records, counts, strict=True)
         if old and new
-        for power in (1, -1, 0.5, -0.5, 2, -2)
+        for power in _POWERS
     )

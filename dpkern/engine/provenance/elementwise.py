@@ -41,6 +41,8 @@ def elementwise(call: TrackedCall, out: Tensor) -> State | None:
         return call.mixed("lists positions in all samples")
     sums = [s for s in call.states if isinstance(s, RecordSum)]
     if not sums:
+        if call.name in _SCALING and len(call.operands) == 1:
+            _check_scale(call)
         return combined(call, out.shape)
     if call.name in ("neg", "negative", "pos", "positive"):
         return sums[0]
@@ -56,6 +58,19 @@ def elementwise(call: TrackedCall, out: Tensor) -> State | None:
     if factor and call.name in ("div", "divide", "true_divide"):
         factor = 1 / factor
     return rescaled(sums[0], factor)
+
+
+def _check_scale(call: TrackedCall) -> None:
+    """Refuse a number that follows the sizes of batches, by which samples are scaled."""
+    state, batch = call.states[0], call.batch
+    if type(state) is not PerRecord or batch is None or batch.boundary is None:
+        return
+    number = next((a for a in call.args if type(a) is float or type(a) is int), None)
+    if number is not None and not call.tracked[0].requires_grad:
+        batch.boundary.check_scale(call.name, number, batch)
+
+
+_SCALING = frozenset("mul multiply div divide true_divide".split())
 
 
 def _number(value: Any) -> float | None:

@@ -28,6 +28,7 @@ from .places import at_places
 from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
 from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State, YieldedBatch
+from .statistic import remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 from .usual_calls import CROSS_ENTROPY, ONE, follow_cross_entropy
@@ -120,6 +121,11 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, ignored):
             return None
         smoothing = kwargs["label_smoothing"]
+        if smoothing:
+            if remembered(smoothing) is not None:
+                return None
+            if batch.boundary is not None:
+                batch.boundary.constants.note_numbers(batch, (smoothing,))
         loss: Any = CROSS_ENTROPY(x, target, None, _MEAN, ignored, smoothing)
         each *= max(math.prod(x.shape[2:]), 1)
         shares = ONE if each == 1 else frozenset((each,))
@@ -139,7 +145,21 @@ def _behind(node: Any) -> Any:
 
 _MEAN = 1
 
-USUAL[F.cross_entropy] = follow_cross_entropy(usual_cross_entropy)
+_quick_cross_entropy = follow_cross_entropy(usual_cross_entropy)
+
+
+def _any_cross_entropy(
+    func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Tensor | None:
+    """Let C++ follow the call, unless it smooths labels by a number, which has to be looked at."""
+    smoothing = kwargs.get("label_smoothing") if kwargs else None
+    if type(smoothing) is float and smoothing:
+        return usual_cross_entropy(func, args, kwargs)
+    followed: Tensor | None = _quick_cross_entropy(func, args, kwargs)
+    return followed
+
+
+USUAL[F.cross_entropy] = _any_cross_entropy
 
 
 def _by_entry(call: TrackedCall) -> tuple[State, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .places import BY_ORDER, at_places
 from .rules import TrackedCall
 from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
-from .tensor import Function
+from .tensor import Function, TrackedTensor
 
 REDUCED = -1
 """The place of a dimension that an operation reduces over."""
@@ -84,7 +84,8 @@ def _meets_constants(call: TrackedCall, ndim: int) -> bool:
         return False
     place, count = rows[0][1].dim - rows[0][0].dim(), len(rows[0][1].ids)
     return count > 1 and any(
-        type(t) is Tensor and t.dim() >= -place and t.shape[place] == count for t in call.operands
+        type(t) is not TrackedTensor and t.dim() >= -place and t.shape[place] == count
+        for t in call.operands
     )
 
 

@@ -61,6 +61,39 @@ def number_in_parameter(operation: str, state: Mixed) -> PrivacyError:
     )
 
 
+def size_as_input(name: str, value: float) -> UnsupportedModule:
+    """Return the error for an argument of the module that follows the sizes of batches."""
+    return UnsupportedModule(
+        name,
+        expected="numbers that do not depend on how many samples there are",
+        got=f"{value:.4g}, which has followed the number of samples in every batch",
+        remedy="Pass a constant, such as the expected batch size: one more sample would change "
+        "what the module makes of all others.",
+    )
+
+
+def no_gradient() -> UnsupportedModule:
+    """Return the error for a loss that no parameter reaches."""
+    return UnsupportedModule(
+        "loss",
+        expected="a loss with a gradient",
+        got="one that leads back to no parameter",
+        remedy="Leave out detach() and torch.no_grad() between the module and the loss; "
+        "torch.utils.checkpoint wants use_reentrant=False where no input needs a gradient.",
+    )
+
+
+def samples_loaded(name: str) -> PrivacyError:
+    """Return the error for a state dict in which there are samples."""
+    return PrivacyError(
+        f"load_state_dict, {name}",
+        expected="tensors of released weights or public data",
+        got="one that was computed from samples",
+        remedy="Keep statistics of private data outside the model, where nothing releases them "
+        "without noise.",
+    )
+
+
 def two_batches(name: str) -> PrivacyError:
     """Return the error for samples of different batches in one pass."""
     return PrivacyError(

@@ -35,6 +35,9 @@ class Boundary(Protocol):
     def assume(self, condition: str) -> None:
         """Add a condition of the certificate."""
 
+    def check_scale(self, operation: str, number: float, batch: YieldedBatch) -> None:
+        """Refuse a number that follows the sizes of batches, by which samples are scaled."""
+
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
 

@@ -3,22 +3,24 @@
 ``x.std().item()`` is a number like any other, and dividing the samples by it mixes them. ``item()``
 therefore returns a ``float`` or an ``int`` that remembers where it came from, also through
 arithmetic. An operation that combines it with samples gives a mixed result. Functions of numbers
-lose the mark: what is read before the loss goes backward is a condition of the certificate, and so
-are comparisons.
+lose the mark, as ``int()`` does: what is read before the loss goes backward is a condition of the
+certificate, and so are comparisons.
 
-``float(x.std())`` can only be an ordinary number. Its value is remembered instead, unless it is one
-that constants have as well: an operation that combines samples with a number of the same value
-gives a mixed result. What is computed from such numbers, and whatever passes through lists and
-NumPy, is a condition of the certificate (``READ``).
+``float(x.std())``, also of a number with a mark, can only be an ordinary number. Its value is
+remembered instead, unless it is one that constants have as well: an operation that combines samples
+with a number of the same value gives a mixed result. What is computed from such numbers, and
+whatever passes through lists and NumPy, is a condition of the certificate (``READ``).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .naming import user_line
 from .states import Mixed, State
@@ -83,19 +85,48 @@ def _deciding(operation: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _cutting(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any) -> Any:
+        whole = operation(self)
+        batch = None if self.state is None else self.state.batch
+        if batch is not None and batch.boundary is not None:
+            batch.boundary.constants.note_read(whole)
+        return whole
+
+    return apply
+
+
+def _as_float(self: Any) -> float:
+    """Return the number without its mark; torch's schedule by a metric decides on what it asks."""
+    batch = None if self.state is None else self.state.batch
+    if batch is not None and batch.boundary is not None:
+        if sys._getframe(1).f_code is ReduceLROnPlateau.step.__code__:
+            batch.boundary.assume(DECIDED)
+        else:
+            remember(value := float.__float__(self), self.state)
+            return value
+    return float.__float__(self)
+
+
 _ARITHMETIC = """
     add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rfloordiv rmod rpow neg pos abs
     round
 """.split()
 
 _COMPARISONS = "lt le gt ge eq ne bool".split()
+_CUTS = "trunc floor ceil".split()
 
 for _kind, _plain in ((Statistic, float), (Count, int)):
     for _name in _ARITHMETIC:
         setattr(_kind, f"__{_name}__", _keeping_mark(getattr(_plain, f"__{_name}__")))
     for _name in _COMPARISONS:
         setattr(_kind, f"__{_name}__", _deciding(getattr(_plain, f"__{_name}__")))
+    for _name in _CUTS:
+        setattr(_kind, f"__{_name}__", _cutting(getattr(_plain, f"__{_name}__")))
     _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign]
+
+Statistic.__int__ = _cutting(float.__int__)  # type: ignore[method-assign]
+Statistic.__float__ = _as_float  # type: ignore[method-assign]
 
 _MOST = 1024
 """Number of values that are remembered."""

@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from tests.engine.guards import texts
@@ -292,6 +298,82 @@ def a_hook_in_front_that_mixes(w: World) -> None:
         return (centred(args[0]),)
 
     late(w, same, begin=lambda model: model[2].register_forward_pre_hook(mixing))
+
+
+def hooked_everywhere(w: World, register: Callable[..., Any], hook: Callable[..., Any]) -> None:
+    """Let torch call a hook for every module from the change on."""
+    handles: list[Any] = []
+    try:
+        late(w, same, begin=lambda model: handles.append(register(hook)))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def of_tanh(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda module, given, *out: (
+        change((out or given)[0]) if type(module) is nn.Tanh else None
+    )
+
+
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=GOOD)
+def a_hook_of_all_modules_that_mixes(w: World) -> None:
+    hooked_everywhere(w, register_module_forward_hook, of_tanh(centred))
+
+
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=GOOD)
+def a_hook_in_front_of_all_modules_that_mixes(w: World) -> None:
+    hooked_everywhere(w, register_module_forward_pre_hook, of_tanh(lambda x: (centred(x),)))
+
+
+@TABLE.right()
+def a_hook_of_all_modules_that_only_looks(w: World) -> None:
+    seen: list[Any] = []
+    hooked_everywhere(w, register_module_forward_hook, lambda *given: seen.append(given[0]))
+    assert seen
+
+
+class FunctionsCentred(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        return centred(out) if func is torch.tanh else out
+
+
+class KernelsCentred(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        return centred(out) if func is torch.ops.aten.tanh.default else out
+
+
+class KernelsCounted(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+def through(mode: type[Any]) -> Turn:
+    """Make the passes after the change go through a mode of torch's."""
+
+    def turn(model: nn.Module, x: Tensor, y: Tensor, kept: list[Any]) -> Tensor:
+        with mode():
+            output = model(x)
+        return F.cross_entropy(output, y)
+
+    return turn
+
+
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=GOOD)
+def a_mode_of_functions_that_mixes(w: World) -> None:
+    late(w, through(FunctionsCentred))
+
+
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=GOOD)
+def a_mode_of_kernels_that_mixes(w: World) -> None:
+    late(w, through(KernelsCentred))
+
+
+@TABLE.right()
+def a_mode_of_kernels_that_only_looks(w: World) -> None:
+    late(w, through(KernelsCounted))
 
 
 class Centring(nn.Module):

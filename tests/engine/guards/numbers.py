@@ -15,7 +15,7 @@ from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from tests.engine.guards.kit import WIDE, Table, World
 from tests.engine.guards.losses import of_outputs
 from tests.engine.guards.models import HIDDEN, Between, fit, mlp
-from tests.engine.guards.records import CLASSES
+from tests.engine.guards.records import CLASSES, TARGET
 
 TABLE = Table("numbers read from samples", bounds=WIDE)
 
@@ -171,6 +171,73 @@ def two_augmentations_joined(w: World) -> None:
 @TABLE.right()
 def one_augmentation(w: World) -> None:
     fit(w, mlp(), loader=w.loader(Augmented(w.data, lambda x: 0.5 * x)))
+
+
+class Scaled(nn.Module):
+    """A network whose outputs an argument scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, step: int = 0) -> Tensor:
+        return self.body(x) * scale
+
+
+SIZES = ((0, 1, 2, 3, TARGET), (4, 5, 6, TARGET), (7, 8, TARGET), (9, TARGET))
+
+
+def scaled_by(scale: Callable[[int], float]) -> Callable[[World], None]:
+    def run(w: World) -> None:
+        fit(w, Scaled(), lambda m, x, y: F.cross_entropy(m(x, scale(len(x))), y), draws=SIZES)
+
+    return run
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def size_of_the_batch_as_an_input(w: World) -> None:
+    scaled_by(lambda size: size)(w)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inverse_of_the_size_as_an_input(w: World) -> None:
+    scaled_by(lambda size: 4 / size)(w)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def root_of_the_size_as_an_input(w: World) -> None:
+    scaled_by(lambda size: size**0.5)(w)
+
+
+def inputs_scaled_by(scale: Callable[[Tensor], Tensor]) -> Callable[[World], None]:
+    def run(w: World) -> None:
+        fit(w, mlp(), lambda m, x, y: F.cross_entropy(m(scale(x)), y), draws=SIZES)
+
+    return run
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inputs_divided_by_the_size_of_the_batch(w: World) -> None:
+    inputs_scaled_by(lambda x: x / len(x))(w)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inputs_times_the_inverse_of_the_size(w: World) -> None:
+    inputs_scaled_by(lambda x: x * (4 / len(x)))(w)
+
+
+@TABLE.right()
+def inputs_scaled_by_constants(w: World) -> None:
+    inputs_scaled_by(lambda x: (x / 4 * 0.3 - 0.1) / x.shape[1])(w)
+
+
+@TABLE.right()
+def constants_and_steps_as_inputs(w: World) -> None:
+    model, optimizer, loader = w.private(Scaled(), draws=SIZES)
+    for step, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, 0.5, step=step + 2), y).backward()
+        optimizer.step()
 
 
 @TABLE.right()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from tests.engine.guards import texts
@@ -222,3 +225,62 @@ def copy_of_the_model_for_evaluation(w: World) -> None:
         optimizer.step()
         with torch.no_grad():
             copy.deepcopy(model).eval()(x)
+
+
+def _before_the_step(w: World, call: Callable[[nn.Module], object]) -> None:
+    model, optimizer, loader = w.private(mlp())
+    for x, y in loader:
+        optimizer.zero_grad()
+        cross_entropy(model, x, y).backward()
+        call(model)
+        optimizer.step()
+
+
+@TABLE.refused(PrivacyError, "clip_grad_value_: expected gradients that the engine clips")
+def gradients_clipped_by_value(w: World) -> None:
+    """Torch's function finds no gradient at all, which is an error of its own."""
+    _before_the_step(w, lambda model: clip_grad_value_(model.parameters(), 0.5))
+
+
+@TABLE.right()
+def gradients_clipped_by_norm(w: World) -> None:
+    """Torch's function finds no gradient, and leaves it at that."""
+    _before_the_step(w, lambda model: clip_grad_norm_(model.parameters(), 0.5))
+
+
+@TABLE.refused(UnsupportedModule, "use_reentrant=False where no input needs a gradient")
+def whole_model_in_a_reentrant_checkpoint(w: World) -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says so, too
+            return F.cross_entropy(checkpoint(model, x, use_reentrant=True), y)
+
+    fit(w, mlp(), loss)
+
+
+@TABLE.refused(UnsupportedModule, "loss: expected a loss with a gradient")
+def loss_of_detached_outputs(w: World) -> None:
+    fit(w, mlp(), lambda m, x, y: F.cross_entropy(m(x).detach(), y))
+
+
+@TABLE.refused(PrivacyError, "nn.Parameter: expected a tensor that is no private parameter")
+def weight_norm_of_a_private_module(w: World) -> None:
+    model, optimizer, loader = w.private(mlp())
+    parametrizations.weight_norm(model[0])
+    for x, y in loader:
+        optimizer.zero_grad()
+        cross_entropy(model, x, y).backward()
+        optimizer.step()
+
+
+@TABLE.refused(PrivacyError, "load_state_dict, 0.weight: expected tensors of released weights")
+def state_dict_shifted_by_samples(w: World) -> None:
+    model, _, loader = w.private(mlp())
+    for x, _ in loader:
+        model.load_state_dict({name: v + x.mean() for name, v in model.state_dict().items()})
+
+
+@TABLE.right()
+def gradients_looked_for(w: World) -> None:
+    """Metrics of gradients skip parameters without one."""
+    _before_the_step(w, lambda model: [p.grad for p in model.parameters() if p.grad is not None])

@@ -1,0 +1,76 @@
+"""Compare parameters and the optimizer's state with what the step before has left.
+
+Writes into parameters are looked at as torch runs them (``parameter``). Those through
+``parameter.detach()``, ``state_dict()``, NumPy or a view leave no call to look at, nor do writes
+into the optimizer's state. Contents tell them, behind the 1st, 2nd, 4th, 8th ... step and at secret
+times: loops that write at all tend to do so at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .held_tensors import HeldTensor, held_now
+from .occasions import draw_gap
+
+ROOM = 16 << 20
+"""Bytes of tensors that are copied; further ones are hashed."""
+
+
+class BetweenSteps:
+    """The contents of what is trained, from one step to the next, where these are compared.
+
+    Args:
+        optimizer: the user's optimizer, whose state counts.
+        parameters: the trained parameters.
+        writes: returns the number of writes that were looked at.
+        found: called if something was written that was not looked at.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[Tensor],
+        writes: Callable[[], int],
+        found: Callable[[], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._writes = writes
+        self._found = found
+        self._steps = 0
+        self._secret = draw_gap()
+        self._looked_at = 0
+        self.held: list[HeldTensor] = []
+        """What the last step has left; empty where nothing is compared."""
+
+    def keep(self) -> None:
+        """Keep what a step has left, if it is one of those behind which contents are compared."""
+        self._steps += 1
+        secret = self._steps == self._secret
+        if self._steps & (self._steps - 1) and not secret:
+            return
+        self._secret += draw_gap() if secret else 0
+        self._looked_at = self._writes()
+        room = ROOM
+        for tensor in self._trained():
+            held = held_now(tensor, room)
+            room -= 0 if held.copy is None else tensor.nbytes
+            self.held.append(held)
+
+    def check(self) -> None:
+        """Compare what was kept with what is there as the next step begins."""
+        held, self.held = self.held, []
+        if self._writes() == self._looked_at and any(each.changed() for each in held):
+            self._found()
+
+    def _trained(self) -> Iterator[Tensor]:
+        yield from self._parameters
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+__all__ = ["BetweenSteps"]
