@@ -83,13 +83,13 @@ class StepGraph(Closes):
         if rows is None and loader.sampling == "poisson":
             most = loader.max_physical_batch_size
             rows = usual_rows(loader.expected_batch_size, most, loader.dataset_size)
-        self.rows = None if rows is None else check.integer(1, rows=rows)
+        self.rows = None if rows is None else check.integer(2, rows=rows)
         self._loss = loss
         self._boundary = self._adapter.batches.boundary
         self.replays = 0
         self.reason = "nothing was recorded yet"
         self._before = self._looks = 0
-        self._is_rehearsed = self.rows is None
+        self._is_rehearsed = False
         self._passes = 1
         self._given: list[Tensor] = []
         self._places: Tensor | None = None
@@ -124,22 +124,21 @@ class StepGraph(Closes):
                     "a module that takes several tensors or changes itself, whose passes have to "
                     "run because the guards look at each"
                 )
-            return self._by_operations(batch)
+            if not self._is_rehearsed or self.reason != _LOOK:
+                return self._by_operations(batch)
         self._boundary.enter_again(batch)
         self._make_room(batch)
         losses: list[Tensor] = []
-        if self._is_rehearsed:
+        if self.reason:
+            parts: Any = [self._rehearsed(batch, start, losses) for start in starts]
+        else:
             if self._recording is None:
                 self._fill(batch, 0)
                 self._record()
             self._capture.guard.count_replay(self._passes * len(starts))
-            parts: Any = (self._replayed(batch, start, losses) for start in starts)
-        else:  # kernels are loaded that so many rows take, and no other number did
-            parts = [self._rehearsed(batch, start, losses) for start in starts]
-            self.reason = "the first step of as many rows as recorded passes have"
+            parts = (self._replayed(batch, start, losses) for start in starts)
         self._adapter.step_with(parts, len(starts))
-        self.replays += self._is_rehearsed
-        self._is_rehearsed = True
+        self.replays += not self.reason
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
         if self.rows is not None and self.rows != size and self._state.reduction == "mean":
             total = total * (self.rows / size)  # the mean over the records
@@ -162,6 +161,10 @@ class StepGraph(Closes):
             return "one of the first steps"
         if known.probe is not None or known.is_due:
             return "a probe of the batch dimension is due"
+        if self.rows is not None and not self._is_rehearsed:
+            # No pass had so many rows: a module may do something else with them.
+            self._is_rehearsed = True
+            self._capture.guard.look_anew()
         if not self._capture.guard.expects_nothing(self._passes * parts):
             return _LOOK
         return ""
@@ -251,7 +254,6 @@ class StepGraph(Closes):
         capture, filled = self._capture, None
         if self._filling is not None:
             filled = FilledBatch(len(self._given[0]), self._filling, self._boundary)
-        left = capture.guard.passes_left
         public = list(map(id, capture.public_gradients.values()))
         with self._boundary.in_one_piece(filled, _refuse_pieces) as entered:
             try:
@@ -265,18 +267,16 @@ class StepGraph(Closes):
         if public != list(map(id, capture.public_gradients.values())):
             capture.discard()
             raise _unfit("public passes in the loss")
-        self._passes = left - capture.guard.passes_left
-        if self._passes < 1:
-            capture.discard_samples()
-            raise _unfit("a loss that calls the module more often than before")
 
     def _record(self) -> None:
         """Record the passes of the tensors at hand; nothing runs."""
         capture = self._capture
+        left = capture.guard.passes_left
         with self._one_pass() as entered:
             recording = Recording(
                 lambda: None, lambda: self._work(entered), capture.slots[0].used.device
             )
+        self._passes = left - capture.guard.passes_left
         entries = capture.guard.seen_entries
         if entries is None or not capture.guard.expects_nothing(0):
             capture.discard_samples()
