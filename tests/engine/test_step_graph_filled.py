@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkern import InvalidInput, PrivacyError, UnsupportedModule
+from dpkern import InvalidInput, PrivacyError, UnsupportedModule, mechanisms
 from dpkern.engine.usual_rows import usual_rows
 from tests.engine.device_path import needs_emulation
 from tests.engine.test_step_graph import FIRST, Run, Small, loss_of, on_device
@@ -145,6 +145,42 @@ def test_rows_that_fill_up_may_have_any_gradient() -> None:
 def test_automatic_clipping_takes_no_row_for_a_record() -> None:
     """It scales a gradient of any norm."""
     both(loss_of, clipping="automatic")
+
+
+def test_centred_clipping_takes_no_row_for_a_record() -> None:
+    """It clips what a gradient of zeros differs by from the centre, which every step moves."""
+    options: dict[str, Any] = {"noise_multiplier": None, "max_grad_norm": None}
+    runs = []
+    for loss in (None, loss_of):
+        mechanism = mechanisms.AdaClip(
+            noise_multiplier=2**-4, expected_batch_size=4, beta1=0.5, arithmetic="float"
+        )
+        runs.append(run_of(loss, mechanism=mechanism, arithmetic=None, **options))
+    assert runs[0].steps(FIRST + 3) == pytest.approx(runs[1].steps(FIRST + 3), rel=1e-4)
+    for a, b in zip(*(run.parameters() for run in runs), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InvalidInput, match="way to clip"):
+        runs[1].step()
+
+
+def test_a_step_is_told_of_the_records_alone() -> None:
+    run = run_of(loss_of, rows=3)
+    step, told = run.engine.step, []
+    add = step.add
+
+    def noted(*, sum: Any) -> None:
+        told.append((sum.batch_size, len(sum.norms)))
+        add(sum=sum)
+
+    step.add = noted  # type: ignore[method-assign, assignment]
+    for _ in range(FIRST + 5):
+        batch = run.batch()
+        told.clear()
+        run.step(batch=batch)
+        assert sum(size for size, _ in told) == len(batch[0])
+        assert all(size == norms for size, norms in told)
+    assert run.graph is not None
+    assert run.graph.replays > 1
 
 
 def positions(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
