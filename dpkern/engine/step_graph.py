@@ -25,8 +25,9 @@ from torch import Tensor
 from ..base import validate as check
 from ..base.closing import Closes
 from ..base.errors import DPKernError, InvalidInput
-from ..ops.clip import ClipResult
+from ..ops.clip import GRAD_DTYPES, ClipResult
 from ..privacy.mechanisms import Plan
+from ..step import sums as summing
 from ..step.graphs import Recording
 from .clipping import clipped_sums
 from .parameter import without_torch_function
@@ -239,10 +240,23 @@ class StepGraph(Closes):
         self._state = state
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad(), without_torch_function():
-            result = clipped_sums(capture, self._adapter._plan())
-        if not isinstance(result, ClipResult):
-            raise _unfit("sums of another kind")
+            plan = self._adapter._plan()
+            result = clipped_sums(capture, plan)
+            if isinstance(result, list):
+                result = self._clipped(result, plan)
+        if result is None:
+            raise _unfit("a loss without a gradient")
         return loss.detach(), result
+
+    def _clipped(self, gradients: list[Tensor], plan: Plan) -> ClipResult:
+        """Clip and sum per-sample gradients in integers, as the step would."""
+        if len({g.dtype for g in gradients}) > 1 or gradients[0].dtype not in GRAD_DTYPES:
+            raise _unfit("exact sums of gradients of several dtypes, or of float16")
+        if self._filling is not None:
+            for gradient in gradients:
+                rows = self._filling.view(-1, *[1] * (gradient.dim() - 1))
+                gradient.masked_fill_(rows, 0)
+        return summing.clipped(gradients, plan, None, self._adapter.dp_step.backend)
 
     @contextmanager
     def _one_pass(self) -> Iterator[YieldedBatch]:
@@ -341,7 +355,8 @@ def _refuse_pieces() -> None:
 def _clipping_of(plan: Plan) -> tuple[Any, ...]:
     """Return all of a plan that norms, factors and sums read."""
     releases = tuple(block.release for block in plan.blocks)
-    return plan.p, plan.clipping, plan.arithmetic, plan.groups, plan.group_bounds, releases
+    units = plan.units if plan.arithmetic == "exact" else ()
+    return plan.p, plan.clipping, plan.arithmetic, plan.groups, plan.group_bounds, units, releases
 
 
 def _check_recordable(graph: StepGraph) -> None:
@@ -358,7 +373,6 @@ def _check_recordable(graph: StepGraph) -> None:
         "a module that is not private now": not capture.attached or capture.in_public,
         "a block without gradients": not torch.is_grad_enabled(),
         "autocast around the step; enter it in the loss": torch.is_autocast_enabled(kind),
-        "exact arithmetic": plan.arithmetic != "float",
         "gradients that are needed unclipped": plan.needs_raw,
         "several clip groups, for which the host waits": len(plan.groups) > 1,
         "several processes": adapter.processes is not None or adapter.sharded is not None,
@@ -375,7 +389,7 @@ def _check_recordable(graph: StepGraph) -> None:
 def _unfit(got: str) -> InvalidInput:
     return InvalidInput(
         "StepGraph",
-        expected="a private step of float sums on a CUDA device that a graph can hold",
+        expected="a private step on a CUDA device that a graph can hold",
         got=got,
         remedy="Take the step without a graph: loss.backward(), then optimizer.step().",
     )

@@ -138,9 +138,10 @@ def equal(mine: Run, theirs: Run) -> None:
     assert float(ours.nonfinite) == float(others.nonfinite)
 
 
-def test_replayed_steps_are_the_steps_without_a_graph() -> None:
+@pytest.mark.parametrize("arithmetic", ["float", "exact"])
+def test_replayed_steps_are_the_steps_without_a_graph(arithmetic: str) -> None:
     """Dropout draws anew, every noise is fresh, and the learning rate follows its schedule."""
-    plain, graphed = Run(None), Run()
+    plain, graphed = (Run(loss, arithmetic=arithmetic) for loss in (None, loss_of))
     losses = []
     for run in (plain, graphed):
         schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
@@ -149,7 +150,8 @@ def test_replayed_steps_are_the_steps_without_a_graph() -> None:
         for _ in range(FIRST + 4):
             losses[-1].append(run.step())
             schedule.step()
-            run.optimizer.noise_multiplier *= 1.1
+            if arithmetic == "float":
+                run.optimizer.noise_multiplier *= 1.1
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == FIRST + 4
     equal(graphed, plain)
@@ -287,6 +289,17 @@ def test_changes_are_refused_until_they_are_undone() -> None:
         run.step()
 
 
+def test_another_lattice_of_exact_sums_is_refused() -> None:
+    """It follows the noise."""
+    run, graph = recorded_run(arithmetic="exact")
+    run.optimizer.noise_multiplier = 2.0
+    batch = run.batch()
+    with pytest.raises(InvalidInput, match="way to clip"):
+        graph.step(*batch)
+    run.optimizer.noise_multiplier = 1.0
+    graph.step(*batch)
+
+
 def test_samples_come_from_the_loader_once_each() -> None:
     run, graph = recorded_run()
     x, y = run.batch()
@@ -340,7 +353,6 @@ def test_losses_of_classes_wait_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"arithmetic": "exact"}, "exact arithmetic"),
         ({"max_grad_norm": [1.0] * 6, "clipping": "per_layer"}, "several clip groups"),
     ],
 )

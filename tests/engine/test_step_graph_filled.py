@@ -23,6 +23,7 @@ pytestmark = [needs_emulation, pytest.mark.usefixtures("on_device")]
 __all__ = ["on_device"]
 
 Loss = Callable[..., Tensor]
+ARITHMETICS = pytest.mark.parametrize("arithmetic", ["float", "exact"])
 
 
 class Plain(nn.Module):
@@ -92,9 +93,10 @@ def test_draws_are_filled_up_to_one_size() -> None:
     assert len({int((~graphed.graph._filling).sum())} | {16}) == 2  # the last draw was filled up
 
 
-def test_sums_over_samples_have_the_bits_of_steps_without_a_graph() -> None:
+@ARITHMETICS
+def test_sums_over_samples_have_the_bits_of_steps_without_a_graph(arithmetic: str) -> None:
     """A mean divides by another number first."""
-    plain, graphed = both(sum_of, loss_reduction="sum")
+    plain, graphed = both(sum_of, loss_reduction="sum", arithmetic=arithmetic)
     assert all(map(torch.equal, plain.parameters(), graphed.parameters()))
 
 
@@ -133,21 +135,24 @@ def test_empty_draws_come_first_in_between_and_last() -> None:
     assert plain.engine.step.steps == graphed.engine.step.steps == 60
 
 
-def test_rows_that_fill_up_may_have_any_gradient() -> None:
+@ARITHMETICS
+def test_rows_that_fill_up_may_have_any_gradient(arithmetic: str) -> None:
     """Theirs is NaN; only records are counted, dropped and reported."""
-    both(loss_of, model=Logs)
+    both(loss_of, model=Logs, arithmetic=arithmetic)
     x, y = torch.randn(12, 5, 6), torch.randint(3, (12,))
     x[::5] = torch.nan
-    _, graphed = both(loss_of, FIRST + 14, model=Logs, data=(x, y))
+    _, graphed = both(loss_of, FIRST + 14, model=Logs, data=(x, y), arithmetic=arithmetic)
     assert float(graphed.engine.step.nonfinite) > 0
 
 
-def test_automatic_clipping_takes_no_row_for_a_record() -> None:
+@ARITHMETICS
+def test_automatic_clipping_takes_no_row_for_a_record(arithmetic: str) -> None:
     """It scales a gradient of any norm."""
-    both(loss_of, clipping="automatic")
+    both(loss_of, clipping="automatic", arithmetic=arithmetic)
 
 
-def test_centred_clipping_takes_no_row_for_a_record() -> None:
+@ARITHMETICS
+def test_centred_clipping_takes_no_row_for_a_record(arithmetic: str) -> None:
     """It clips what a gradient of zeros differs by from the centre, which every step moves."""
     mechanism = mechanisms.AdaClip(
         noise_multiplier=2**-4,
@@ -155,7 +160,7 @@ def test_centred_clipping_takes_no_row_for_a_record() -> None:
         beta1=0.5,
         h1=1.0,
         initial_scale=1.0,
-        arithmetic="float",
+        arithmetic=arithmetic,
     )
     options = {"noise_multiplier": None, "max_grad_norm": None, "arithmetic": None}
     both(loss_of, mechanism=mechanism, **options)
