@@ -25,6 +25,7 @@ from torch import Tensor
 from ..base import validate as check
 from ..base.closing import Closes
 from ..base.errors import DPKernError, InvalidInput
+from ..base.memory import memory_order
 from ..ops.clip import GRAD_DTYPES, ClipResult
 from ..privacy.mechanisms import Plan
 from ..step import sums as summing
@@ -125,13 +126,15 @@ class StepGraph(Closes):
                     "a module that takes several tensors or changes itself, whose passes have to "
                     "run because the guards look at each"
                 )
-            if not self._is_rehearsed or self.reason != _LOOK:
+            if self.rows is None or self.reason != _LOOK:
                 return self._by_operations(batch)
         self._boundary.enter_again(batch)
         self._make_room(batch)
         losses: list[Tensor] = []
         if self.reason:
+            probes = self._capture.guard.probes
             parts: Any = [self._rehearsed(batch, start, losses) for start in starts]
+            self._is_rehearsed = self._is_rehearsed or self._capture.guard.probes > probes
         else:
             if self._recording is None:
                 self._fill(batch, 0)
@@ -164,7 +167,6 @@ class StepGraph(Closes):
             return "a probe of the batch dimension is due"
         if self.rows is not None and not self._is_rehearsed:
             # No pass had so many rows: a module may do something else with them.
-            self._is_rehearsed = True
             self._capture.guard.look_anew()
         if not self._capture.guard.expects_nothing(self._passes * parts):
             return _LOOK
@@ -186,7 +188,7 @@ class StepGraph(Closes):
             return
         given = [untracked(tensor) for tensor in batch]
         rows = self.rows or len(given[0])
-        self._given = [tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in given]
+        self._given = [_room_for(tensor, rows) for tensor in given]
         if self.rows is not None:
             device = self._capture.slots[0].used.device
             self._places = torch.arange(rows, device=device)
@@ -341,6 +343,13 @@ class StepGraph(Closes):
         return yielded
 
 
+def _room_for(tensor: Tensor, rows: int) -> Tensor:
+    """Return zeros for so many rows like those of a tensor, in its order of memory."""
+    order = memory_order(tensor)
+    room = tensor.new_zeros(rows, *(tensor.shape[dim] for dim in order))
+    return room.permute(0, *(1 + order.index(dim) for dim in range(1, tensor.dim())))
+
+
 def _of_records(result: ClipResult, count: int) -> ClipResult:
     """Return what was clipped of as many records, behind which rows fill the batch up."""
     if count == result.batch_size:
@@ -374,7 +383,8 @@ def _check_recordable(graph: StepGraph) -> None:
         "a block without gradients": not torch.is_grad_enabled(),
         "autocast around the step; enter it in the loss": torch.is_autocast_enabled(kind),
         "gradients that are needed unclipped": plan.needs_raw,
-        "several clip groups, for which the host waits": len(plan.groups) > 1,
+        "exact clipping by groups, for which the host waits": plan.arithmetic == "exact"
+        and plan.clipping == "group",
         "several processes": adapter.processes is not None or adapter.sharded is not None,
         "batches that are padded": capture.row_padding is not None,
         "a module inside torch.compile": capture.graphs.recording,

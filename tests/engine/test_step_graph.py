@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
-from dpkern import InvalidInput, PrivacyError
+from dpkern import InvalidInput, PrivacyError, mechanisms
 from dpkern.engine import step_graph
 from dpkern.graphs import StepGraph
 from tests.engine.device_path import device_path, needs_emulation
@@ -353,7 +353,18 @@ def test_losses_of_classes_wait_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"max_grad_norm": [1.0] * 6, "clipping": "per_layer"}, "several clip groups"),
+        (
+            {
+                "mechanism": mechanisms.DPSGD(
+                    noise_multiplier=1.0,
+                    max_grad_norm=[1.0, 1.0],
+                    clipping="group",
+                    groups=(0, 0, 0, 1, 1, 1),
+                ),
+                **dict.fromkeys(("arithmetic", "noise_multiplier", "max_grad_norm")),
+            },
+            "exact clipping by groups",
+        ),
     ],
 )
 def test_steps_that_no_graph_holds_are_refused(options: dict[str, Any], reason: str) -> None:
