@@ -95,12 +95,8 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
     usual = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     with driver.on(), recorded():
         step, _ = _private(model, x)
-        graphed, engine = _private(model, x)
-        graph = step_graph.StepGraph(engine, lambda module, given: loss_of(module(given)))
-        while not graph.replays:
-            graphed(graph)
-        assert graph._recording is not None
-        graph._recording.replay = lambda: None  # type: ignore[method-assign]
+        graphed = _recorded(model, x)
+        drawn = _recorded(model, torch.cat([x, x]), "poisson")
 
         def plain_step() -> float:
             usual.zero_grad()
@@ -115,11 +111,11 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
         step()
         launches: Counter[str] = Counter(driver.launches)
         driver.launches.clear()
-        graphed(graph)
+        graphed()
         beside = driver.launches.total()
         driver.starts = False
-        times = [(step(), plain_step(), graphed(graph)) for _ in range(rounds)]
-    with_privacy, without, replayed = (
+        times = [(step(), plain_step(), graphed(), drawn()) for _ in range(rounds)]
+    with_privacy, without, replayed, filled = (
         1e6 * statistics.median(each) for each in zip(*times, strict=True)
     )
     parameters = len(list(plain.parameters()))
@@ -135,10 +131,29 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
         "launches beside the graph": beside,
         "us as a graph": replayed,
         "added us per parameter as a graph": (replayed - without) / parameters,
+        "us as a graph, Poisson": filled,
+        "added us per parameter as a graph, Poisson": (filled - without) / parameters,
     }
 
 
-def _private(model: Model, x: Tensor) -> tuple[Callable[..., float], dpkern.PrivacyEngine]:
+def _recorded(model: Model, x: Tensor, sampling: str = "fixed") -> Callable[[], float]:
+    """Return a step of a new model that was recorded, whose replays start nothing."""
+    step, engine = _private(model, x, sampling)
+    graph = step_graph.StepGraph(
+        engine,
+        lambda module, given: loss_of(module(given)),
+        rows=None if sampling == "fixed" else ROWS + 2,
+    )
+    while not graph.replays:
+        step(graph)
+    assert graph._recording is not None
+    graph._recording.replay = lambda: None  # type: ignore[method-assign]
+    return lambda: step(graph)
+
+
+def _private(
+    model: Model, x: Tensor, sampling: str = "fixed"
+) -> tuple[Callable[..., float], dpkern.PrivacyEngine]:
     """Return a private step of a new model, given a graph or none, which tells its time."""
     module: Any = model.build()
     engine = dpkern.PrivacyEngine()
@@ -146,7 +161,7 @@ def _private(model: Model, x: Tensor) -> tuple[Callable[..., float], dpkern.Priv
         module=module,
         optimizer=torch.optim.AdamW(module.parameters(), lr=1e-3),
         data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=ROWS),
-        sampling="fixed",
+        sampling=sampling,
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         unsafe_seed=1,
@@ -265,7 +280,8 @@ def markdown(
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
         "Columns with a graph are of `graphs.StepGraph`: passes and sums are one launch, for which "
-        "nothing is counted here, and the release is Python. `TRITON_INTERPRET=1 python -m "
+        "nothing is counted here, and the release is Python. Batches are fixed subsets, or Poisson "
+        f"draws of {ROWS} records expected that are filled up. `TRITON_INTERPRET=1 python -m "
         "benchmarks device-host` makes this file.",
         "",
         *_table(rows, columns),

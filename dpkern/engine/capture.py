@@ -148,6 +148,9 @@ class Capture:
         """Rows of zeros behind the samples of the last training pass."""
         self.is_padded = False
         """Whether that pass has a number of rows that padding admits."""
+        self.filling: Tensor | None = None
+        """Whether a row of the running passes is no record but fills their batch up, bool ``[B]``;
+        None where all rows are records."""
         self.tested: StaysAsTested | None = None
         """Watches that steps stay what was tested."""
         self._ticket = 0

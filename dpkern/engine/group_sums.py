@@ -122,6 +122,10 @@ class GroupSums:
                     scale=self.scale,
                     automatic=self.style == "automatic",
                 )
+            if self.capture.filling is not None:
+                # Even a norm of such a row that is not finite counts for nothing.
+                factors[batch.dtype].masked_fill_(self.capture.filling, 0)
+                self.norms[group].masked_fill_(self.capture.filling, 0)
         for slot, out in zip(slots, self._outs(slots), strict=True):
             self.sums[slot.index] = out
         for slot, arrival in parts:

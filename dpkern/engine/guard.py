@@ -107,6 +107,11 @@ class ForwardGuard:
         """Count passes that are replayed, of which ``expects_nothing`` holds."""
         self._occasions.gap -= passes
 
+    def look_anew(self) -> None:
+        """Probe the next pass as one of a kind that was never seen."""
+        self._occasions.forget()
+        self.state.quick = None
+
     @property
     def passes_left(self) -> int:
         """The number of training passes to the next secret probe."""

@@ -163,6 +163,10 @@ class Occasions:
         """Record that the combination of this pass has been probed."""
         self._known.add(hash((self.combination, recording, self._given)))
 
+    def forget(self) -> None:
+        """Count every combination as one that was never probed."""
+        self._known.clear()
+
     def settle(self) -> None:
         """Accept, after a pass, what it changed itself: that is no occasion."""
         if not self._same():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -189,10 +189,14 @@ class OptimizerAdapter:
         self._take_step(self._close)
         return loss
 
-    def step_with(self, sums: ClipResult) -> None:
-        """Take the step of the current samples, whose clipped sums a recording has made.
+    def step_with(self, parts: Iterable[ClipResult], count: int) -> None:
+        """Take the step of the current samples, whose clipped sums a recording makes.
 
         The next replay overwrites them, so that a step which waits for more samples gets a copy.
+
+        Args:
+            parts: the sums of one part of the samples after the other.
+            count: number of parts.
 
         Raises:
             PrivacyError: as ``step``.
@@ -200,9 +204,10 @@ class OptimizerAdapter:
 
         def close() -> None:
             self.capture.check_closed()
-            alone = self.batches.final and self.dp_step.sums is None
-            held = sums if alone else replace(sums, sums=tuple(t.clone() for t in sums.sums))
-            self.dp_step.add(sum=held)
+            alone = self.batches.final and self.dp_step.sums is None and count == 1
+            for sums in parts:
+                held = sums if alone else replace(sums, sums=tuple(t.clone() for t in sums.sums))
+                self.dp_step.add(sum=held)
 
         self._take_step(close)
 

@@ -67,6 +67,11 @@ class Verification:
         known = use.site in self.sites or use.site in self._inconclusive
         return known or use.batch < 2 or use in self._apart
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next pass is probed, for all that is known before it."""
+        return bool(self.fresh or self.watch_input or self._inconclusive)
+
     def drop_seen(self) -> None:
         """Leave out the uses at places that have been seen meanwhile."""
         self.fresh[:] = [use for use in self.fresh if use.site not in self.sites]

@@ -103,7 +103,8 @@ class TestOnADevice:
             with waiting_refused():
                 run.step(batch)
 
-    def test_a_recorded_step_is_the_step(self) -> None:
+    @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+    def test_a_recorded_step_is_the_step(self, sampling: str) -> None:
         def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(module(x), y)
 
@@ -116,13 +117,13 @@ class TestOnADevice:
                 module=model,
                 optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
                 data_loader=DataLoader(data, batch_size=8),
-                sampling="fixed",
+                sampling=sampling,
                 noise_multiplier=1.0,
                 max_grad_norm=1.0,
                 unsafe_seed=1,
             )
             graph = StepGraph(engine, loss) if recorded else None
-            for x, y in loader:
+            for x, y in (batch for _ in range(2) for batch in loader):
                 if graph is not None:
                     graph.step(x.cuda(), y.cuda())
                     continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
-from dpkern import InvalidInput, PrivacyError
+from dpkern import InvalidInput, PrivacyError, mechanisms
 from dpkern.engine import step_graph
 from dpkern.graphs import StepGraph
 from tests.engine.device_path import device_path, needs_emulation
@@ -25,6 +26,7 @@ from tests.engine.test_device_ops import MODELS
 from tests.engine.test_device_ops import loss_of as loss_of_model
 
 ROWS, FIRST = 4, step_graph._FIRST
+ADAM = partial(torch.optim.AdamW, lr=0.1)
 
 
 @pytest.fixture
@@ -61,6 +63,10 @@ class Run:
         loss: Callable[..., Tensor] | None = loss_of,
         model: Callable[[], nn.Module] = Small,
         data: tuple[Tensor, ...] | None = None,
+        *,
+        rule: Callable[..., torch.optim.Optimizer] = ADAM,
+        size: int = ROWS,
+        rows: int | None = None,
         **options: Any,
     ) -> None:
         torch.manual_seed(0)
@@ -68,23 +74,24 @@ class Run:
         x, y = torch.randn(12, 5, 6), torch.randint(3, (12,))
         self.engine = dpkern.PrivacyEngine()
         self.optimizer: Any
+        usual = {
+            "sampling": "fixed",
+            "noise_multiplier": 1.0,
+            "max_grad_norm": 1.0,
+            "unsafe_seed": 1,
+            "arithmetic": "float",
+        }
+        given = {k: v for k, v in {**usual, **options}.items() if v is not None}
         self.model, self.optimizer, self.loader = self.engine.make_private(
             module=self.model,
-            optimizer=torch.optim.AdamW(self.model.parameters(), lr=0.1),
-            data_loader=DataLoader(TensorDataset(*(data or (x, y))), batch_size=ROWS),
-            **{
-                "sampling": "fixed",
-                "noise_multiplier": 1.0,
-                "max_grad_norm": 1.0,
-                "unsafe_seed": 1,
-                "arithmetic": "float",
-                **options,
-            },
+            optimizer=rule(self.model.parameters()),
+            data_loader=DataLoader(TensorDataset(*(data or (x, y))), batch_size=size),
+            **given,
         )
         self.guard = self.engine.capture.guard
         self.guard._occasions.gap = 1 << 60
         self.loss = loss
-        self.graph = None if loss is None else StepGraph(self.engine, loss)
+        self.graph = None if loss is None else StepGraph(self.engine, loss, rows=rows)
         self._batches = self._drawn()
 
     def _drawn(self) -> Iterator[Any]:
@@ -95,9 +102,9 @@ class Run:
         """The loader's next batch."""
         return next(self._batches)
 
-    def step(self, without: Callable[..., Tensor] = loss_of) -> float:
-        """Take a step; return its loss."""
-        batch = self.batch()
+    def step(self, without: Callable[..., Tensor] = loss_of, batch: Any = None) -> float:
+        """Take a step, of the loader's next batch if none is given; return its loss."""
+        batch = self.batch() if batch is None else batch
         if self.graph is not None:
             return float(self.graph.step(*batch).detach())
         self.optimizer.zero_grad()
@@ -131,9 +138,10 @@ def equal(mine: Run, theirs: Run) -> None:
     assert float(ours.nonfinite) == float(others.nonfinite)
 
 
-def test_replayed_steps_are_the_steps_without_a_graph() -> None:
+@pytest.mark.parametrize("arithmetic", ["float", "exact"])
+def test_replayed_steps_are_the_steps_without_a_graph(arithmetic: str) -> None:
     """Dropout draws anew, every noise is fresh, and the learning rate follows its schedule."""
-    plain, graphed = Run(None), Run()
+    plain, graphed = (Run(loss, arithmetic=arithmetic) for loss in (None, loss_of))
     losses = []
     for run in (plain, graphed):
         schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
@@ -142,7 +150,8 @@ def test_replayed_steps_are_the_steps_without_a_graph() -> None:
         for _ in range(FIRST + 4):
             losses[-1].append(run.step())
             schedule.step()
-            run.optimizer.noise_multiplier *= 1.1
+            if arithmetic == "float":
+                run.optimizer.noise_multiplier *= 1.1
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == FIRST + 4
     equal(graphed, plain)
@@ -280,6 +289,17 @@ def test_changes_are_refused_until_they_are_undone() -> None:
         run.step()
 
 
+def test_another_lattice_of_exact_sums_is_refused() -> None:
+    """It follows the noise."""
+    run, graph = recorded_run(arithmetic="exact")
+    run.optimizer.noise_multiplier = 2.0
+    batch = run.batch()
+    with pytest.raises(InvalidInput, match="way to clip"):
+        graph.step(*batch)
+    run.optimizer.noise_multiplier = 1.0
+    graph.step(*batch)
+
+
 def test_samples_come_from_the_loader_once_each() -> None:
     run, graph = recorded_run()
     x, y = run.batch()
@@ -333,9 +353,18 @@ def test_losses_of_classes_wait_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"arithmetic": "exact"}, "exact arithmetic"),
-        ({"sampling": "poisson"}, "varying sizes"),
-        ({"max_grad_norm": [1.0] * 6, "clipping": "per_layer"}, "several clip groups"),
+        (
+            {
+                "mechanism": mechanisms.DPSGD(
+                    noise_multiplier=1.0,
+                    max_grad_norm=[1.0, 1.0],
+                    clipping="group",
+                    groups=(0, 0, 0, 1, 1, 1),
+                ),
+                **dict.fromkeys(("arithmetic", "noise_multiplier", "max_grad_norm")),
+            },
+            "exact clipping by groups",
+        ),
     ],
 )
 def test_steps_that_no_graph_holds_are_refused(options: dict[str, Any], reason: str) -> None:

@@ -6,7 +6,8 @@ belong to one piece only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +35,7 @@ from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
 from .rules import RULES, TrackedCall, finish
-from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
+from .states import FilledBatch, Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
 from .statistic import READ, is_usual, origin_of
 from .tensor import Function, TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
@@ -246,10 +247,10 @@ class ModuleBoundary:
         """Return the rows of tensors that each hold all records of the loader's batch in order.
 
         Raises:
-            PrivacyError: they hold others, or an empty draw.
+            PrivacyError: they hold others.
         """
         rows = rows_in_order(given) if self.has_loader else None
-        if rows is None or rows.batch.placeholder:
+        if rows is None:
             raise refusals.not_yielded(len(given))
         return rows
 
@@ -263,6 +264,31 @@ class ModuleBoundary:
         self._begin(rows)
         rows.batch.went_backward = True
         return rows.batch
+
+    @contextmanager
+    def in_one_piece(
+        self, filled: FilledBatch | None, refuse: Callable[[], None]
+    ) -> Iterator[YieldedBatch]:
+        """Let the passes of this block hold all rows of one batch, after which the current one is
+        as it was.
+
+        Args:
+            filled: the batch of the passes, in place of the current one; None leaves that.
+            refuse: raises an error; called where a pass holds a part of the batch.
+        """
+        capture, current, closed, close = self.capture, self.current, self._closed, self.close_piece
+        records = self._records
+        assert current is not None
+        batch = current if filled is None else filled
+        self.close_piece, capture.filling = refuse, None if filled is None else filled.filling
+        self.current, self._rows, self._records, self._closed = batch, None, None, set()
+        capture.begin_piece(batch.size)
+        try:
+            yield batch
+        finally:
+            self.close_piece, capture.filling = close, None
+            self.current, self._rows, self._records, self._closed = current, None, records, closed
+            capture.begin_piece(current.size)
 
     def check_covered(self) -> None:
         """Check that every record of the current batch has entered, or none.

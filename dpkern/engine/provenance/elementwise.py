@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .meeting import combined
 from .rules import TrackedCall, action, rule
-from .states import OneRecord, PerRecord, RecordSum, Reduction, State
+from .states import FilledSum, OneRecord, PerRecord, RecordSum, Reduction, State
 from .tensor import retrack, state_of
 
 ELEMENTWISE = """
@@ -85,7 +85,7 @@ def _number(value: Any) -> float | None:
 def rescaled(state: RecordSum, factor: float | None = None) -> RecordSum:
     """Return the state of a sum over records times a constant; None is an unknown constant."""
     terms = () if factor is None else ((r, s * factor) for r, s in state.terms)
-    return RecordSum(state.batch, state.reduction, True, state.shares, frozenset(terms))
+    return type(state)(state.batch, state.reduction, True, state.shares, frozenset(terms))
 
 
 @rule("add", "sub", "subtract")
@@ -99,7 +99,16 @@ def add(call: TrackedCall, out: Tensor) -> State | None:
     if any(isinstance(s, PerRecord) for s in states):
         return call.mixed("adds a sum over samples to every sample")
     alone = [RecordSum(s.batch, "sum") for s in states if isinstance(s, OneRecord)]
-    return added(call, terms + alone)
+    total = added(call, terms + alone)
+    operands = call.argument(0, "input"), call.argument(1, "other")
+    if isinstance(total, FilledSum) and any(map(_is_constant, operands)):
+        return RecordSum(total.batch, total.reduction, True, total.shares, total.scales)
+    return total
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether an operand adds something that is no term of a record: not so the 0 of ``sum``."""
+    return state_of(value) is None if isinstance(value, Tensor) else value != 0
 
 
 def added(call: TrackedCall, terms: Sequence[RecordSum]) -> State:
@@ -110,7 +119,9 @@ def added(call: TrackedCall, terms: Sequence[RecordSum]) -> State:
     reduction = fixed.pop() if fixed else terms[0].reduction
     shares = frozenset[int]().union(*(term.shares for term in terms))
     scales = frozenset[tuple[Reduction, float]]().union(*(term.terms for term in terms))
-    return RecordSum(terms[0].batch, reduction, any(t.rescaled for t in terms), shares, scales)
+    alike = all(type(t) is FilledSum and t.reduction == reduction for t in terms)
+    kind = FilledSum if alike else RecordSum
+    return kind(terms[0].batch, reduction, any(t.rescaled for t in terms), shares, scales)
 
 
 @rule("bucketize", "searchsorted")
@@ -137,6 +148,8 @@ def same(call: TrackedCall, out: Tensor) -> State | None:
     state = state_of(call.args[0])
     if state is None:
         return None  # a constant, cast like a sample
+    if isinstance(state, FilledSum) and call.name.endswith("_like"):
+        return RecordSum(state.batch, state.reduction, True)  # its values are no sum
     if call.name.startswith("view_as") or out.shape == call.args[0].shape:
         return state
     return call.mixed("changes the number of rows")

@@ -62,7 +62,7 @@ class LossCheck:
         ):
             return
         for number, state in enumerate(states):
-            if type(state) is not RecordSum:
+            if not isinstance(state, RecordSum):
                 if isinstance(state, Mixed):
                     raise mixed_loss(state)
                 continue

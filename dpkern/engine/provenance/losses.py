@@ -23,11 +23,21 @@ from torch.autograd.function import BackwardCFunction
 
 from ...ops import direct
 from .aliases import WRITTEN
+from .filling import kind_of_sum, without_filling
 from .meeting import combined
 from .places import at_places
 from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
 from .rules import TrackedCall, action, finish_as
-from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State, YieldedBatch
+from .states import (
+    NO_RECORD,
+    FilledBatch,
+    FilledSum,
+    OneRecord,
+    PerRecord,
+    RecordSum,
+    State,
+    YieldedBatch,
+)
 from .statistic import remembered
 from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
@@ -72,7 +82,8 @@ def loss(call: TrackedCall) -> Any:
             rows = call.mixed(_READ_TARGETS)
         elif reduction == "mean" and _divisor_depends_on_batch(call):
             return _own_normalisation(call, rows, place)
-    result = call.plain()
+    kind = RecordSum if reduction == "none" else kind_of_sum(rows)
+    result = _over_records(call, rows, place, reduction) if kind is FilledSum else call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
     if left_out_by_order(rows):
@@ -80,14 +91,23 @@ def loss(call: TrackedCall) -> Any:
     if leaves_out(rows):
         at_places(call.batch)
     if reduction == "sum":
-        return retrack(result, RecordSum(rows.batch, "sum"))
+        return retrack(result, kind(rows.batch, "sum"))
     if reduction == "batchmean" and rows.dim == 0:
         entries = 1
     elif reduction != "mean":
         return finish_as(call, result, call.mixed(f"has the reduction {reduction!r}"))
     factor, each = divisor_of(rows.ids, rows.batch)
     result = result if factor == 1 else result * factor
-    return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
+    return retrack(result, kind(rows.batch, "mean", False, frozenset({entries * each})))
+
+
+def _over_records(call: TrackedCall, rows: Any, place: int, reduction: str) -> Any:
+    """Return a loss to which only rows that are records add, of a batch that was filled up."""
+    terms = call.func(*call.args[:place], **{**call.kwargs, "reduction": "none"})
+    terms = without_filling(terms, rows)
+    if reduction == "mean":
+        return terms.mean()
+    return terms.sum() / len(terms) if reduction == "batchmean" else terms.sum()
 
 
 def usual_cross_entropy(
@@ -107,7 +127,7 @@ def usual_cross_entropy(
     if state is not target._state or type(state) is not PerRecord:
         return None
     batch, given = state.batch, kwargs.get
-    if batch.in_pass != batch.size:
+    if batch.in_pass != batch.size or type(batch) is FilledBatch:
         return None
     if state is not batch.each and (state is not batch.spread or batch.has_chosen_rows):
         return None
@@ -250,8 +270,11 @@ def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: in
             # Each record has as many rows, so that no numbers have to go to a device.
             of_record = terms.reshape(records, -1), valid.reshape(records, -1)
             means = of_record[0].sum(1) / of_record[1].sum(1).clamp(min=1)
+            kind = kind_of_sum(rows)
+            if kind is FilledSum:
+                means = without_filling(means, rows.batch.each)
             mean = means.sum() / max(rows.batch.in_pass, 1)
-            return retrack(mean, RecordSum(rows.batch, "mean"))
+            return retrack(mean, kind(rows.batch, "mean"))
         numbers = np.where(rows.ids == NO_RECORD, records, rows.ids)
         ids = torch.from_numpy(numbers).to(terms.device)
         counts = valid.new_zeros(records + 1).index_add(0, ids, valid)

@@ -8,10 +8,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from .filling import kind_of_sum, without_filling
 from .meeting import REDUCED, combined, place_of
 from .places import at_places
 from .rules import TrackedCall, action, finish_as, rule
-from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State, YieldedBatch, misses
+from .states import (
+    NO_RECORD,
+    FilledSum,
+    Ids,
+    OneRecord,
+    PerRecord,
+    RecordSum,
+    State,
+    YieldedBatch,
+    misses,
+)
 from .tensor import state_of
 
 _OTHERS = """
@@ -45,8 +56,12 @@ def linear(call: TrackedCall) -> Any:
     A mean over rows divides by their number. Where that is not the number of records in the pass,
     because some were left out or because constants joined them, it is scaled to divide by it.
     """
-    result = call.plain()
     x, state = call.tracked[0], call.states[0]
+    kind = kind_of_sum(state)
+    if kind is FilledSum and isinstance(state, PerRecord):
+        result = _over_records(call, x, state)
+    else:
+        result = call.plain()
     if isinstance(state, RecordSum) and call.name == "mean" and x.numel() != result.numel():
         # As many sums as there are classes in the batch, say: the number must stay the same.
         count = x.numel() // max(result.numel(), 1)
@@ -64,11 +79,20 @@ def linear(call: TrackedCall) -> Any:
     if leaves_out(state):
         at_places(call.batch)
     if call.name == "sum":
-        return finish_as(call, result, RecordSum(state.batch, "sum"))
+        return finish_as(call, result, kind(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
     factor, each = divisor_of(state.ids, state.batch)
     result = result if factor == 1 else result * factor
-    return finish_as(call, result, RecordSum(state.batch, "mean", False, frozenset({each * rest})))
+    return finish_as(call, result, kind(state.batch, "mean", False, frozenset({each * rest})))
+
+
+def _over_records(call: TrackedCall, x: Tensor, state: PerRecord) -> Any:
+    """Return a sum or mean to which only rows that are records add, if it is one over rows."""
+    if place_of(call, x, state.dim) != REDUCED:
+        return call.plain()
+    records = without_filling(x, state)
+    args = [records if a is x else a for a in call.args]
+    return call.func(*args, **{k: records if a is x else a for k, a in call.kwargs.items()})
 
 
 LEFT_OUT = "leaves out some samples by their place in an order that depends on all"

@@ -126,6 +126,23 @@ class YieldedBatch:
         return self.spread
 
 
+class FilledBatch(YieldedBatch):
+    """A pass whose rows are more than its records: some only fill it up to a number of rows.
+
+    Args:
+        rows: number of rows.
+        filling: bool ``[rows]``: whether a row is no record. A recorded pass reads it anew at every
+            replay, so that its number of records may vary.
+        boundary: boundary of the module that it is for.
+    """
+
+    __slots__ = ("filling",)
+
+    def __init__(self, rows: int, filling: Tensor, boundary: Boundary) -> None:
+        super().__init__(rows, boundary=boundary)
+        self.filling = filling
+
+
 class Rows(NamedTuple):
     """The rows of one forward pass.
 
@@ -197,6 +214,15 @@ class RecordSum:
     def terms(self) -> frozenset[tuple[Reduction, float]]:
         """The reduction of each term and the constant that multiplies it."""
         return frozenset({(self.reduction, 1.0)}) if self.scales is None else self.scales
+
+
+@dataclass(slots=True, eq=False)
+class FilledSum(RecordSum):
+    """A sum over the records of a ``FilledBatch``, to which rows that are none add nothing.
+
+    All its terms have the same reduction, and no constant was added to it: a mean divides by the
+    number of rows. Any other sum over such a batch is a ``RecordSum``, to which all rows add.
+    """
 
 
 @dataclass(slots=True, eq=False)
