@@ -83,7 +83,7 @@ class NumbersBySize:
 
 
 class ScalesOfRows:
-    """Numbers that multiply or divide samples on their way into the module."""
+    """Numbers that multiply or divide samples in front of the module, and rows behind it."""
 
     def __init__(self) -> None:
         self._seen: dict[float, int] = {}

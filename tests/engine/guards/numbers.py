@@ -226,6 +226,28 @@ def inputs_times_the_inverse_of_the_size(w: World) -> None:
     inputs_scaled_by(lambda x: x * (4 / len(x)))(w)
 
 
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def outputs_divided_by_the_size(w: World) -> None:
+    fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z / len(y), y)), draws=SIZES)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def terms_divided_by_the_size(w: World) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return (each(z, y) / len(y)).sum()
+
+    fit(w, mlp(), of_outputs(loss), draws=SIZES, loss_reduction="sum")
+
+
+@TABLE.right()
+def metric_divided_by_the_size(w: World) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        assert ((z.argmax(1) == y) / len(y)).sum() <= 1
+        return F.cross_entropy(z, y)
+
+    fit(w, mlp(), of_outputs(loss), draws=SIZES)
+
+
 @TABLE.right()
 def inputs_scaled_by_constants(w: World) -> None:
     inputs_scaled_by(lambda x: (x / 4 * 0.3 - 0.1) / x.shape[1])(w)
