@@ -45,7 +45,7 @@ class BetweenSteps:
         self._secret = draw_gap()
         self._looked_at = 0
         self.held: list[HeldTensor] = []
-        """What the last step has left; empty where nothing is compared."""
+        """Contents that the last step has left; empty where nothing is compared."""
 
     def keep(self) -> None:
         """Keep what a step has left, if it is one of those behind which contents are compared."""

@@ -242,3 +242,26 @@ def test_schedules_are_a_condition_once_counts_are_read() -> None:
         (y == 1).sum().item()
 
     assert READ in train(body).engine.step.ledger.conditions
+
+
+SCALED: dict[str, Body] = {
+    "inputs": lambda r, x, y, i: F.cross_entropy(r.module(x / len(x)), y).backward(),
+    "outputs": lambda r, x, y, i: F.cross_entropy(r.module(x) * (8 / len(x)), y).backward(),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_was_released_before_a_scale_by_the_size_showed_is_not_certified(name: str) -> None:
+    run = Run(noise_multiplier=1.0, unsafe_seed=None)
+
+    def train_on() -> None:
+        for _ in range(9):
+            for x, y in run.loader:
+                run.optimizer.zero_grad()
+                SCALED[name](run, x, y, 0)
+                run.optimizer.step()
+
+    with pytest.raises(UnsupportedModule, match="followed the number of samples"):
+        train_on()
+    assert run.engine.step.steps >= 2
+    assert run.engine.get_epsilon(DELTA) == math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -159,8 +159,11 @@ class ModuleBoundary:
     def _rows_of(self, inputs: Sequence[Input], *, strict: bool) -> Rows | None:
         try:
             return rows_of(inputs)
-        except DPKernError:
+        except DPKernError as error:
             if strict:
+                states = [state_of(each.tensor) for each in inputs]
+                if any(isinstance(state, Mixed) and state.late for state in states):
+                    self.capture.guard.report_late(str(error))
                 raise
             return None  # nothing is trained on this pass
 
@@ -208,7 +211,9 @@ class ModuleBoundary:
             if type(value) is not TrackedTensor and (state := origin_of(value)) is not None:
                 raise refusals.mixed_input(f"input {place!r} of the module", state)
             if type(value) in (int, float) and self._sizes.follows(place, value, len(rows.records)):
-                self._refuse_size(f"input {place!r} of the module", value)
+                error = refusals.size_as_input(f"input {place!r} of the module", value)
+                self.capture.guard.report_late(str(error))
+                raise error
         self.constants.note_numbers(rows.batch, (*args, *kwargs.values()))
 
     def _begin(self, rows: Rows) -> None:
@@ -412,19 +417,9 @@ class ModuleBoundary:
             return track(tensor, PerRecord(batch, np.repeat(records, count // len(records))))
         return track(tensor, Mixed("forward", "the module", _NO_ROWS, batch))
 
-    def check_scale(self, operation: str, number: float, batch: YieldedBatch) -> None:
-        """Refuse a number that follows the sizes of batches, by which samples are scaled.
-
-        Raises:
-            UnsupportedModule: three batches of other sizes have shown it.
-        """
-        if self.has_loader and self._scales.follows(operation, number, batch.size):
-            self._refuse_size(f"{operation} of inputs of the module", number)
-
-    def _refuse_size(self, name: str, number: float) -> NoReturn:
-        error = refusals.size_as_input(name, number)
-        self.capture.guard.report_late(str(error))  # the first batches were of one size
-        raise error
+    def follows_size(self, operation: str, number: float, batch: YieldedBatch) -> bool:
+        """Whether numbers that scale samples here have followed the sizes of batches."""
+        return self.has_loader and self._scales.follows(operation, number, batch.size)
 
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""

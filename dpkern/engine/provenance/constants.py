@@ -58,7 +58,7 @@ class Constants:
         self.numbers_were_known = False
         """Whether public numbers were named by ``know``."""
         self._reads = 0
-        """How many numbers the loop has read that are no condition as long as it prints them."""
+        """The count of numbers that the loop has read, no condition as long as it prints them."""
         self._counts_are_out = False
         """Whether some of them were whole or had few digits."""
         self._scheduled: deque[float] = deque((1.0,), maxlen=_RECENT)

@@ -69,7 +69,8 @@ class NumbersBySize:
     def __init__(self) -> None:
         self._factors: dict[Any, dict[float, float]] = {}
         """The multiple that each number has been in all batches, by place and power of the size."""
-        self._sizes: dict[Any, set[int]] = {}
+        self._sizes: dict[Any, tuple[int, int]] = {}
+        """The last size at each place, and how often it has changed."""
 
     def follows(self, place: Any, value: float, size: int) -> bool:
         """Whether the number at a place has followed the sizes of batches up to this one."""
@@ -77,30 +78,36 @@ class NumbersBySize:
         known = self._factors.setdefault(place, now)
         kept = {power: f for power, f in known.items() if power in now and _same(f, now[power])}
         self._factors[place] = kept
-        sizes = self._sizes.setdefault(place, set())
-        sizes.add(size)
-        return bool(kept) and len(sizes) >= _SIZES
+        last, changes = self._sizes.get(place, (size, 0))
+        self._sizes[place] = size, changes + (size != last)
+        return bool(kept) and changes + (size != last) >= _CHANGES
 
 
 class ScalesOfRows:
-    """Numbers that multiply or divide samples on their way into the module."""
+    """Numbers that multiply or divide samples in front of the module, and rows behind it."""
 
     def __init__(self) -> None:
         self._seen: dict[float, int] = {}
         """The size of the batch that each number has met."""
         self._constant: set[float] = set()
         """Numbers that have met batches of several sizes."""
+        self._last: dict[str, float] = {}
+        """The number that each operation has met last."""
+        self._sizes: set[int] = set()
         self._by_call = NumbersBySize()
 
     def follows(self, name: str, value: float, size: int) -> bool:
         """Whether numbers of this call of an operation have followed the sizes of batches."""
         if value in self._constant:
             return False
-        before = self._seen.get(value)
-        if before is not None:
-            if before != size:
-                self._constant.add(value)
+        before, last = self._seen.get(value), self._last.get(name)
+        self._last[name] = value
+        if before is not None and before != size:
+            self._constant.add(value)
             return False
+        if before is not None and (value == last or len(self._sizes) < 2):
+            return False
+        self._sizes.add(size)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen[value] = size
@@ -111,8 +118,8 @@ _MOST_SEEN = 1024
 
 _POWERS = (1, -1, 0.5, -0.5, 2, -2)
 
-_SIZES = 3
-"""Sizes of batches after which a number counts as following them."""
+_CHANGES = 2
+"""Changes of the size after which a number counts as following it: one may be a schedule's."""
 
 _Counts = tuple[int, int]
 """Numbers of records: in the pass, and in the batch."""

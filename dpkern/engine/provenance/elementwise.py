@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -41,8 +42,8 @@ def elementwise(call: TrackedCall, out: Tensor) -> State | None:
         return call.mixed("lists positions in all samples")
     sums = [s for s in call.states if isinstance(s, RecordSum)]
     if not sums:
-        if call.name in _SCALING and len(call.operands) == 1:
-            _check_scale(call)
+        if call.name in _SCALING and len(call.operands) == 1 and _follows_size(call):
+            return replace(call.mixed(_BY_SIZE), late=True)
         return combined(call, out.shape)
     if call.name in ("neg", "negative", "pos", "positive"):
         return sums[0]
@@ -60,17 +61,18 @@ def elementwise(call: TrackedCall, out: Tensor) -> State | None:
     return rescaled(sums[0], factor)
 
 
-def _check_scale(call: TrackedCall) -> None:
-    """Refuse a number that follows the sizes of batches, by which samples are scaled."""
+def _follows_size(call: TrackedCall) -> bool:
+    """Whether rows are scaled by a number that follows the sizes of batches."""
     state, batch = call.states[0], call.batch
     if type(state) is not PerRecord or batch is None or batch.boundary is None:
-        return
+        return False
     number = next((a for a in call.args if type(a) is float or type(a) is int), None)
-    if number is not None and not call.tracked[0].requires_grad:
-        batch.boundary.check_scale(call.name, number, batch)
+    return number is not None and batch.boundary.follows_size(call.name, number, batch)
 
 
 _SCALING = frozenset("mul multiply div divide true_divide".split())
+
+_BY_SIZE = "is by a number which has followed the number of samples in every batch"
 
 
 def _number(value: Any) -> float | None:

@@ -64,7 +64,10 @@ class LossCheck:
         for number, state in enumerate(states):
             if not isinstance(state, RecordSum):
                 if isinstance(state, Mixed):
-                    raise mixed_loss(state)
+                    error = mixed_loss(state)
+                    if state.late:
+                        self.capture.guard.report_late(str(error))
+                    raise error
                 continue
             batch = state.batch
             if batch.in_pass < 2:
@@ -72,10 +75,10 @@ class LossCheck:
                     continue
             elif state.reduction != declared and not state.rescaled:
                 raise other_reduction(declared, state.reduction)
-            error = self._divisors.check(state, number, declared)
-            if error is not None:
-                self.capture.guard.report_late(str(error))
-                raise error
+            found = self._divisors.check(state, number, declared)
+            if found is not None:
+                self.capture.guard.report_late(str(found))
+                raise found
         whole = self._passes < _WHOLE
         self._passes += whole
         for loss in losses:

@@ -35,8 +35,8 @@ class Boundary(Protocol):
     def assume(self, condition: str) -> None:
         """Add a condition of the certificate."""
 
-    def check_scale(self, operation: str, number: float, batch: YieldedBatch) -> None:
-        """Refuse a number that follows the sizes of batches, by which samples are scaled."""
+    def follows_size(self, operation: str, number: float, batch: YieldedBatch) -> bool:
+        """Whether numbers that scale samples here have followed the sizes of batches."""
 
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
@@ -234,12 +234,14 @@ class Mixed:
         where: file and line of the user's code that called it.
         how: what it does to the records, as the end of a sentence.
         batch: where the records come from; None if that is not known.
+        late: whether earlier batches may have done the same, which did not show it yet.
     """
 
     operation: str
     where: str
     how: str
     batch: YieldedBatch | None = None
+    late: bool = False
 
 
 State = PerRecord | OneRecord | RecordSum | Mixed

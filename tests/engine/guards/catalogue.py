@@ -7,6 +7,7 @@ from tests.engine.guards import (
     again_losses,
     again_state,
     backward_mixing,
+    behind,
     changes,
     empty,
     forward_mixing,
@@ -47,6 +48,7 @@ TABLES = [
     backward_mixing.TABLE,
     numbers.TABLE,
     recent.TABLE,
+    behind.TABLE,
 ]
 
 LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]

@@ -184,7 +184,7 @@ class Scaled(nn.Module):
         return self.body(x) * scale
 
 
-SIZES = ((0, 1, 2, 3, TARGET), (4, 5, 6, TARGET), (7, 8, TARGET), (9, TARGET))
+SIZES = ((0, 1, 2, 3, TARGET), (4, 5, 6, TARGET), (7, 8, TARGET))
 
 
 def scaled_by(scale: Callable[[int], float]) -> Callable[[World], None]:
@@ -224,6 +224,35 @@ def inputs_divided_by_the_size_of_the_batch(w: World) -> None:
 @TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
 def inputs_times_the_inverse_of_the_size(w: World) -> None:
     inputs_scaled_by(lambda x: x * (4 / len(x)))(w)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def outputs_divided_by_the_size(w: World) -> None:
+    fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z / len(y), y)), draws=SIZES)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def inputs_divided_by_one_of_two_sizes(w: World) -> None:
+    """As a shuffled epoch has them, whose last batch is smaller."""
+    turns = ((0, 1, 2, TARGET), (6, TARGET), (7, 8, 9, TARGET))
+    fit(w, mlp(), lambda m, x, y: F.cross_entropy(m(x / len(x)), y), draws=turns)
+
+
+@TABLE.refused(UnsupportedModule, "which has followed the number of samples", after=2)
+def terms_divided_by_the_size(w: World) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return (each(z, y) / len(y)).sum()
+
+    fit(w, mlp(), of_outputs(loss), draws=SIZES, loss_reduction="sum")
+
+
+@TABLE.right()
+def metric_divided_by_the_size(w: World) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        assert ((z.argmax(1) == y) / len(y)).sum() <= 1
+        return F.cross_entropy(z, y)
+
+    fit(w, mlp(), of_outputs(loss), draws=SIZES)
 
 
 @TABLE.right()
