@@ -55,6 +55,18 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
     )
 
 
+def linear_norms(a: Sequence[torch.Tensor], g: Sequence[torch.Tensor], **_: Any) -> Itemised:
+    """Count ``ghost.linear_norms``: the norms of as many layers of one shape, and their sum."""
+    _, *parts = linear_norm(a[0], g[0]).items
+    batch, entries = a[0].shape[0], sum(x.numel() for x in (*a, *g))
+    return itemised(
+        [(entries, a[0].dtype)],
+        [(batch, WIDE)],
+        **{part.name.replace(" ", "_"): len(a) * part.counts for part in parts},
+        sum_of_layers=batch * Counts(ADD=len(a), MUL=1),
+    )
+
+
 def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     """Count ``ghost.linear_gradient``."""
     (batch, positions, d), p = a.shape, g.shape[2]
@@ -148,6 +160,7 @@ def matmul(
 
 FORMS: dict[str, Form] = {
     "ghost.linear_norm": linear_norm,
+    "ghost.linear_norms": linear_norms,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,
     "ghost.rounded_gradient": rounded_gradient,
