@@ -152,7 +152,7 @@ def _gram(batch: int, positions: int, d: int, p: int, dtype: torch.dtype, speed:
     tiles = -(-positions // SIDE)
     entries, loaded, filled = tiles * (tiles + 1) // 2 * SIDE**2, tiles * positions * (d + p), 1.0
     stored = 0
-    if shares.fits(positions, dtype):
+    if shares.fits(positions, dtype) and d % CHUNK == p % CHUNK == 0:
         entries, loaded = shares.ENTRIES, positions * (d + p)
         stored = 2 * 4 * entries
         filled = shares.filled(batch * shares.together(batch)) if batch else 1.0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..ops import clip, ghost, spectral
-from ..ops.backends._gram_shares import fits
+from ..ops.backends import _gram_shares as shares
 
 _WIDE = (torch.float32, torch.float64)
 _PIECE = 1 << 21
@@ -292,7 +292,7 @@ class LinearGradients(PerSampleGradients):
         """
         same = self.a.dtype is self.g.dtype
         on = self.a.device.type in KEPT_IN_16_BITS
-        return on and same and fits(int(self.a.shape[1]), self.a.dtype)
+        return on and same and shares.fits(int(self.a.shape[1]), self.a.dtype)
 
     def part(self, samples: slice) -> LinearGradients:
         return LinearGradients(self.a[samples], self.g[samples])

@@ -112,7 +112,8 @@ def _norms_by_gradients(args: Arguments) -> Call:
     pairs = list(zip(args["a"], args["g"], strict=True))
 
     def call() -> torch.Tensor:
-        return sum(torch.bmm(g.mT, a).double().square().sum((1, 2)) for a, g in pairs)  # type: ignore[return-value]
+        each = [torch.bmm(g.mT, a).double().square().sum((1, 2)) for a, g in pairs]
+        return torch.stack(each).sum(0)
 
     return call
 
@@ -121,7 +122,8 @@ def _norms_by_grams(args: Arguments) -> Call:
     pairs = list(zip(args["a"], args["g"], strict=True))
 
     def call() -> torch.Tensor:
-        return sum((a @ a.mT * (g @ g.mT)).double().sum((1, 2)) for a, g in pairs)  # type: ignore[return-value]
+        each = [(a @ a.mT * (g @ g.mT)).double().sum((1, 2)) for a, g in pairs]
+        return torch.stack(each).sum(0)
 
     return call
 

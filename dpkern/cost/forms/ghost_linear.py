@@ -13,6 +13,7 @@ matrix product takes the same numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,14 +58,15 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
 
 def linear_norms(a: Sequence[torch.Tensor], g: Sequence[torch.Tensor], **_: Any) -> Itemised:
     """Count ``ghost.linear_norms``: the norms of as many layers of one shape, and their sum."""
-    _, *parts = linear_norm(a[0], g[0]).items
-    batch, entries = a[0].shape[0], sum(x.numel() for x in (*a, *g))
-    return itemised(
+    one, batch = linear_norm(a[0], g[0]), a[0].shape[0]
+    entries = sum(x.numel() for x in (*a, *g))
+    total = itemised(
         [(entries, a[0].dtype)],
         [(batch, WIDE)],
-        **{part.name.replace(" ", "_"): len(a) * part.counts for part in parts},
         sum_of_layers=batch * Counts(ADD=len(a), MUL=1),
     )
+    norms = [replace(item, counts=len(a) * item.counts) for item in one.items[1:]]
+    return total + Itemised(tuple(norms))
 
 
 def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:

@@ -31,7 +31,7 @@ from .precision import CHUNK, first, gram_numbers
 
 LANES = 256
 """Positions of a sample, whose lengths one vector holds."""
-SLAB = 32
+SLAB = 16
 """Rows of a tile that are read again at a time."""
 WARPS = 8
 _ARCH = 9
@@ -204,7 +204,18 @@ def _launch(
             one.a,
             tuple(_described(each.a[some]) for each in layers),
             tuple(_described(each.g[some]) for each in layers),
-            *(one.columns, one.sizes[5], matrices, lengths, high, tight, one.positions, samples, LANES, numbers),
+            *(
+                one.columns,
+                one.sizes[5],
+                matrices,
+                lengths,
+                high,
+                tight,
+                one.positions,
+                samples,
+                LANES,
+                numbers,
+            ),
             LAYERS=len(layers),
             FIRST=shares.FIRST,
             SECOND=shares.SECOND,
