@@ -108,9 +108,12 @@ def forms(t: Inputs, backend: str) -> dict[str, Callable[[], Any]]:
             ghost.linear_norm(rows(1, 33), rows(1, 21), **on),
             *(
                 ghost.linear_norm(halves(n, p), halves(n, q), route="gram", **on)
-                for n, p, q in ((7, 33, 21), (150, 64, 48))
+                for n, p, q in ((7, 33, 21), (150, 64, 48), (197, 64, 128))
             ),
         ],
+        "ghost.linear_norms": lambda: ghost.linear_norms(
+            *([halves(197, 320) for _ in range(3)] for _ in range(2)), **on
+        ),
         "ghost.linear_sum": lambda: [
             summed(*sizes) for sizes in ((1, 33, 21), (64, 33, 21), (64, 768, 2304))
         ],

@@ -223,6 +223,9 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         ),
         "ghost.contract": contracted,
         "ghost.linear_norm": lambda: ghost.linear_norm(rows(33), rows(21), **on),
+        "ghost.linear_norms": lambda: ghost.linear_norms(
+            [rows(33), rows(33)], [rows(21), rows(21)], **on
+        ),
         "ghost.linear_gradient": lambda: ghost.linear_gradient(rows(33), rows(21), **on),
         "ghost.linear_sum": lambda: t.into(
             *(21, 33), run=lambda o: ghost.linear_sum(rows(33), rows(21), t.factors, o, **on)

@@ -9,6 +9,7 @@ All of it comes from nvcc, ptxas and Triton. Not yet run on a GPU.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dpkern.ops.backends import _gram_shares
 from tests.ops.backends import cuda_gate as gate
 from tests.ops.backends.triton_versions import compiled
 
@@ -29,7 +31,7 @@ GPUS = ("h100", "h200")
 VALUES_ARCH = 90
 PRODUCTS = (
     r"^(linear_(norm|gradient|sum)-(wide|vocabulary)(-direct)?"
-    r"|linear_norm-vit-gram|linear_sum-vit|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
+    r"|linear_norm-vit-gram|linear_norms-vit|linear_sum-vit|rounded_gradient-wide|conv_(norm|gradient|sum)-(block|last))-(bfloat16|float32)$"
 )
 """Calls of products at real shapes (``tests/ops/backends/triton_calls.py``)."""
 _SIZES = {"bfloat16": 2, "float32": 4}
@@ -131,13 +133,16 @@ def product_row(report: Row) -> Row:
     """Return one form's row."""
     constants, loop = report["constants"], report["loop"]
     dtype = report["call"].rsplit("-", 1)[-1]
+    ranges = [constants[name] for name in ("FIRST", "SECOND", "THIRD") if name in constants]
     side = constants.get("SIDE")  # of a Gram matrix's tile, whose rows are columns on the diagonal
     columns = constants.get("COLUMNS") or constants.get("WIDE", 0) + constants.get("REST", 0)
-    sides = (side, side) if side else (constants["ROWS"], columns)
+    sides = (side, side) if side else (constants.get("ROWS", 0), columns)
     threads = 32 * report["warps"]
     shared = max(report["shared"], report["dynamic_shared"])
-    flops = 2.0 * sides[0] * sides[1] * constants["DEPTH"]
-    loaded = side if constants.get("DIAGONAL") else sum(sides)
+    shape = " + ".join(map(str, ranges)) or " x ".join(map(str, sides))
+    entries = _gram_shares.ENTRIES if ranges else math.prod(sides)
+    flops = 2.0 * entries * constants["DEPTH"]
+    loaded = side if constants.get("DIAGONAL") else sum(ranges or sides)
     traffic = loaded * constants["DEPTH"] * _SIZES[dtype]
     gpu = Gpu.load(GPUS[-1])
     wide = "fp64" in loop["pipes"]  # the pass that is made again in float64
@@ -151,7 +156,7 @@ def product_row(report: Row) -> Row:
         "kernel": report["kernel"],
         "triton": report["triton"],
         "products": "float64" if wide else "TF32" if rounded else dtype,
-        "tile": f"{sides[0]} x {sides[1]} x {constants['DEPTH']}",
+        "tile": f"{shape} x {constants['DEPTH']}",
         "registers": report["reg"],
         "shared": shared,
         "stack": report["stack"],

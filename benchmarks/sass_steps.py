@@ -7,29 +7,22 @@ and a private step at that of ``dpkern.engine.device_cost``, whose model chooses
 ``plain`` is itself a prediction: its FLOPs at a speed that well-tuned training reaches. What the
 host adds is left out, and so are embeddings and normalisations. Not yet run on a GPU.
 
-ViT-B stays above its target in this model: ``floors`` says what each way that keeps every sample
-within its bound takes at least. Its sums are made in the largest tiles that fit the registers. The
-products of its norms would have to take two thirds of their time, 1.24 ms. Parts of the Gram
-matrices of 197 positions, in milliseconds of tensor cores and of the second-level cache at the
-speeds of the model, and of shared memory at its full speed (128 bytes in a clock):
+ViT-B is the step that comes closest to its target: ``floors`` says what each way that keeps every
+sample within its bound takes at least. Its sums are made in the largest tiles that fit the
+registers. Gram matrices of the 197 positions of 64 samples, in milliseconds of tensor cores and of
+the second-level cache at the speeds of the model, with the multiprocessors that are idle:
 
-    way                                      tensor cores   cache   shared memory
-    three tiles of 128 x 128                         1.86    1.59            0.94
-    tiles of 64 x 64 for 101 positions; those
-      with the last 96, which are 64 and 32          1.20    1.20            1.26
-    a tile of 128 for 117; those with the
-      last 80, which are 64 and 16                   1.21    1.27            1.04
+    way                                                   tensor cores   cache
+    tiles of 128 x 128: two launches, 128 and 64 programs          2.55    2.19
+    a program owns a sample, in ranges of 128 + 64 + 8             2.36    1.97
+    and two layers share a launch: 128 programs                    1.18    0.98
 
-The second and the third waste fewer products and load fewer rows, because one program multiplies
-the last positions with all others. But two warp groups that share 64 rows or columns read 128 to
-192 bytes of shared memory for each clock of products, where 128 columns take 96; the last 32
-positions by themselves are below a warp group's 64 rows, and each warp then reads all of them. Each
-way misses by the resource that it saves on least. The second was compiled for compute capability 9
-by the oldest and the newest Triton: 255 registers, 16 and 8 bytes of spills outside of the loop,
-139 KB. With 64 samples its longer programs take 345 clocks of shared memory for 16 features, where
-the two launches of today take 128 and 145 one after the other: it is not shipped.
+The target leaves 1.23. Two things are not in it. Instructions multiply more than the tiles have:
+both warp groups make the 64 x 8 numbers that one would, and each warp the last 8 x 8, as 16 x 8.
+With these 31,744 products for 30,272 the norms take 1.24 ms and the step 1.2503 of a plain one. And
+behind its loop a program reads both matrices once more, 200 x 200 numbers above their diagonals.
 
-What would be below the target is one product of operands that were scaled and rounded to 16 bits
+What would leave more room is one product of operands that were scaled and rounded to 16 bits
 again, at the library's speed: the rounding of ``c g`` can lift a sample by
 2^-8 sqrt(||A A^T||) ||G||, some percent of its norm at 197 positions, so norms would have to be
 that much too large. No kernel here takes them so.

@@ -25,7 +25,12 @@ from .local import local
 from .module_parameters import ModuleParameters, no_gradient
 from .nodes_between import nodes_between
 from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
-from .per_sample_gradients import ExplicitGradients, PerSampleGradients, squared_norms
+from .per_sample_gradients import (
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+    squared_norms,
+)
 from .probe import INPUT, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
@@ -493,7 +498,10 @@ class Capture:
         if alone and whole and self.norms_on_arrival:
             record = with_clip_norm(source, record, self)
             arrival.hold(record)
-            if not isinstance(record, ExplicitGradients) or record.squares is not None:
+            shared = isinstance(record, LinearGradients) and record.shares_launch
+            if self.square_of is squared_norms and shared:
+                pass  # together with those of other layers
+            elif not isinstance(record, ExplicitGradients) or record.squares is not None:
                 arrival.square = self.square_of(record)
         if self.early is not None:
             self.early.on_gradient(source)

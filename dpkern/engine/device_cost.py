@@ -15,7 +15,9 @@ and read. Nothing overlaps here, which makes materialized gradients look slower 
 Our products on tensor cores are bound by what the second-level cache gives them: a tile of r rows
 and c columns multiplies ``2 r c`` times for each ``(r + c)`` numbers that it loads. Sums of linear
 layers with few positions have larger ones, which hold one accumulator. What the last programs of a
-launch leave idle is left out, and so are parts of sums that are stored and added.
+launch leave idle is left out, and so are parts of sums that are stored and added; but not what
+norms leave idle whose programs own a sample of one of several layers
+(``ops.backends._gram_shares``), which also store a Gram matrix and read it again.
 
 The speeds are predictions for an NVIDIA H200 from machine code and data sheets. Not yet run on a
 GPU.
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ops.backends import _gram_shares as shares
 from ..ops.ghost.conv import tf32_convolutions
 from .per_sample_gradients import ConvolutionGradients, LinearGradients
 
@@ -99,7 +102,7 @@ class Work:
         if dtype.itemsize == 2 and few and _loaded_wide(d, p):
             summing = max(speed, _tiled(dtype, (p, d), CHAINED))
         library = LIBRARY.get(dtype, 2 * DOUBLE_PRODUCTS)
-        norm = batch * min(product / batch / speed, _gram(positions, d, p, dtype, speed))
+        norm = min(product / speed, batch * _gram(batch, positions, d, p, dtype, speed))
         sizes = record.held_bytes, record.gradient_bytes // (2 if record.rounded else 1)
         return cls(product, norm, *sizes, summing, library, 3)
 
@@ -140,18 +143,24 @@ class Work:
         return self.product / self.speed + self.held / BANDWIDTH
 
 
-def _gram(positions: int, d: int, p: int, dtype: torch.dtype, speed: float) -> float:
+def _gram(batch: int, positions: int, d: int, p: int, dtype: torch.dtype, speed: float) -> float:
     """Return the seconds of one sample's Gram matrices; infinite where they are not used."""
     if positions <= GRAM_POSITIONS:
         return 2.0 * positions**2 * (d + p) / speed
     if dtype.itemsize != 2 or not _loaded_wide(d, p):
         return math.inf
     tiles = -(-positions // SIDE)
-    products = 2.0 * (tiles * (tiles + 1) // 2) * SIDE**2 * (d + p)
+    entries, loaded, filled = tiles * (tiles + 1) // 2 * SIDE**2, tiles * positions * (d + p), 1.0
+    stored = 0
+    if shares.fits(positions, dtype) and d % CHUNK == p % CHUNK == 0:
+        entries, loaded = shares.ENTRIES, positions * (d + p)
+        stored = 2 * 4 * entries
+        filled = shares.filled(batch * shares.together(batch)) if batch else 1.0
+    products = 2.0 * entries * (d + p)
     if products >= 2.0 * positions * d * p:
         return math.inf
-    loaded = tiles * positions * (d + p) * dtype.itemsize
-    return max(products / LIBRARY[dtype], loaded / CACHE)
+    traffic = loaded * dtype.itemsize + stored
+    return max(products / LIBRARY[dtype], traffic / CACHE) / filled
 
 
 def _speed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,13 @@ from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients
 from .joined import parts_of, place, sum_dtype_of, written_out, zeros
-from .per_sample_gradients import ExplicitGradients, RoundedGradients, to_sum_dtype_dense
+from .per_sample_gradients import (
+    ExplicitGradients,
+    LinearGradients,
+    RoundedGradients,
+    operands,
+    to_sum_dtype_dense,
+)
 from .release_norms import take_over, with_clip_norm
 from .uses import CapturedGradients, ParameterSource
 
@@ -100,11 +107,19 @@ class GroupSums:
             with attributed_to(slot):
                 parts += [(slot, arrival) for arrival in self._parts_of(slot)]
         batches = [_Materialized(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
-        squares = [
-            _square(slot, arrival)
-            for slot, arrival in parts
-            if arrival.square is not None or not isinstance(arrival.record, ExplicitGradients)
-        ]
+        squares: list[Tensor] = []
+        shared: dict[Any, list[tuple[ParameterSource, LinearGradients]]] = {}
+        for slot, arrival in parts:
+            record = arrival.record
+            if arrival.square is not None:
+                squares.append(arrival.square)
+            elif isinstance(record, LinearGradients) and record.shares_launch:
+                alike = record.a.dtype, record.a.shape, record.shape
+                shared.setdefault(alike, []).append((slot, record))
+            elif not isinstance(record, ExplicitGradients):
+                with attributed_to(slot):
+                    squares.append(record.squared_norms())
+        squares += map(_squares_together, shared.values())
         squares += [batch.square() for batch in batches if batch.fresh]
         if not squares:
             device = slots[0].parameter.device
@@ -251,11 +266,12 @@ class _Materialized:
                     add([grads for _, _, grads in parts], factors, outs)
 
 
-def _square(slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
-    if arrival.square is not None:
-        return arrival.square
-    with attributed_to(slot):
-        return arrival.record.squared_norms()
+def _squares_together(layers: Sequence[tuple[ParameterSource, LinearGradients]]) -> Tensor:
+    """Return the squared norms of several layers of one shape together, which share launches."""
+    slots, records = zip(*layers, strict=True)
+    given = [operands(record.a, record.g) for record in records]
+    with attributed_to(*slots):
+        return ghost.linear_norms([a for a, _ in given], [g for _, g in given])
 
 
 def _combined(norms: list[Tensor], p: int) -> Tensor:

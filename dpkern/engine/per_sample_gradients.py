@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..ops import clip, ghost, spectral
+from ..ops.backends import _gram_shares as shares
 
 _WIDE = (torch.float32, torch.float64)
 _PIECE = 1 << 21
@@ -282,6 +283,16 @@ class LinearGradients(PerSampleGradients):
     def materialize_rounded(self) -> RoundedGradients:
         """Return the gradients in 16 bits, with the squared norms of what is stored."""
         return RoundedGradients(*ghost.rounded_gradient(*operands(self.a, self.g)))
+
+    @property
+    def shares_launch(self) -> bool:
+        """Whether a device takes the norms of several such layers in one launch.
+
+        They then wait for each other until the clip factors are computed.
+        """
+        same = self.a.dtype is self.g.dtype
+        on = self.a.device.type in KEPT_IN_16_BITS
+        return on and same and shares.fits(int(self.a.shape[1]), self.a.dtype)
 
     def part(self, samples: slice) -> LinearGradients:
         return LinearGradients(self.a[samples], self.g[samples])

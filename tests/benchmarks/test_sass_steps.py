@@ -11,10 +11,11 @@ import torch
 
 from benchmarks import sass_steps
 from dpkern.engine.device_cost import Work
+from dpkern.ops.backends import _gram_shares
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/sass.json"
 FOUND: dict[str, Any] = json.loads(RESULTS.read_text())
-MOST = {"GPT-2 small": 1.20, "ViT-B": 1.30, "ResNet-18, 32 x 32, B 256, float32": 1.98,
+MOST = {"GPT-2 small": 1.20, "ViT-B": 1.25, "ResNet-18, 32 x 32, B 256, float32": 1.98,
         "ResNet-18, 32 x 32, B 256, bfloat16": 1.49}  # fmt: skip
 """Private over plain steps, as they are and a little more."""
 
@@ -27,15 +28,16 @@ def test_no_prediction_is_worse_than_it_was(row: dict[str, Any]) -> None:
     assert kept["ratio"] == pytest.approx(row["ratio"], rel=1e-3)  # the table is today's
 
 
-def test_norms_alone_are_what_the_missed_target_leaves_no_time_for() -> None:
-    """Else change the kernel: both ways that are private take longer than the target leaves."""
+def test_a_vit_meets_its_target_by_norms_of_which_layers_share_launches() -> None:
+    """With multiprocessors that are idle where no layer waits for another it would not."""
     step = sass_steps.steps()[1]
     (row,) = (row for row in FOUND["steps"] if row["model"] == step.title)
-    left, *ways, sums = sass_steps.floors(step, row["update ms"]).values()
-    assert row["ratio"] > row["target"]
-    assert sums < left < min(ways)
+    left, stored, grams, reading = sass_steps.floors(step, row["update ms"]).values()
+    assert row["ratio"] <= row["target"]
+    assert reading < grams < left < stored
     norms = sum(Work.of(layer).norm for layer in step.layers) * 1e3
-    assert 0.6 * norms < left - sums < 0.7 * norms
+    assert grams - norms == pytest.approx(reading)
+    assert reading + 2 * norms > left
     terms = sass_steps.layers(step)
     taken = sum(min(row["stored"], row["not stored"]) for row in terms)
     assert taken == pytest.approx(row["norms and sums ms"])
@@ -69,11 +71,9 @@ def test_the_model_trusts_no_kernel_with_more_than_its_machine_code_allows(call:
 def test_the_model_trusts_gram_matrices_with_no_more_than_their_tiles_allow() -> None:
     work = Work.of(sass_steps.steps()[1].layers[0])
     call = "linear_norm-vit-gram-bfloat16"
-    on, below = ({row["TFLOP/s at most"] for row in FOUND["products"] if row["call"] == name
-                  and row["kernel"] == "gram_tile_kernel"}
-                 for name in (f"{call}, on the diagonal", call))  # fmt: skip
-    most = 3 / (2 / on.pop() + 1 / below.pop())  # of the three tiles of 197 positions
-    products = 2.0 * 64 * 3 * 128**2 * (768 + 2304)
+    (most,) = (row["TFLOP/s at most"] for row in FOUND["products"] if row["call"] == call
+               and row["kernel"] == "gram_samples_kernel")  # fmt: skip
+    products = 2.0 * 64 * _gram_shares.ENTRIES * (768 + 2304)
     assert 0.5 * most < products / work.norm / 1e12 < most
 
 

@@ -58,6 +58,12 @@ def linear_norm(draw: Draw) -> Call:
     return operands, {"route": draw.numbers.choice(routes)}
 
 
+def linear_norms(draw: Draw) -> Call:
+    batch, positions, d, p, layers = draw.sizes(3, 9, 24, 24, 3)
+    a, g = ([draw.tensor(batch, positions, n) for _ in range(layers)] for n in (d, p))
+    return (a, g), {}
+
+
 def linear_gradient(draw: Draw) -> Call:
     batch, positions, d, p = draw.size(0, 3), *draw.sizes(6, 9, 9)
     return (draw.tensor(batch, positions, d), draw.tensor(batch, positions, p)), {}
@@ -334,6 +340,7 @@ def tied_integer_sum(draw: Draw) -> Call:
 
 CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.linear_norm": linear_norm,
+    "ghost.linear_norms": linear_norms,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,
     "ghost.conv_norm": conv_norm,

@@ -97,17 +97,28 @@ def test_the_model_takes_larger_tiles_where_the_kernels_do() -> None:
 
 
 def test_norms_of_a_few_hundred_positions_are_gram_matrices() -> None:
-    """Of 197 positions 3 tiles: 256 x 192 products for 197 x 768, and operands loaded twice."""
-    work = Work.of(linear(197, 768, 768))
+    """Of 210 positions 3 tiles: 256 x 192 products for 210 x 768, and operands loaded twice."""
+    work = Work.of(linear(210, 768, 768))
     assert work.norm == pytest.approx(2.0 * 16 * 256 * 192 * 1536 / 500e12)
     assert work.norm < 0.7 * work.product / work.speed
-    assert not routes.worth_keeping(linear(197, 768, 768))
-    for other in (linear(197, 760, 768), linear(197, 768, 760), linear(197, 48, 48)):
+    for positions in (197, 210):
+        assert not routes.worth_keeping(linear(positions, 768, 768))
+    for other in (linear(210, 760, 768), linear(210, 768, 760), linear(210, 48, 48)):
         assert Work.of(other).norm == Work.of(other).product / Work.of(other).speed
-    assert Work.of(linear(197, 768, 1030)).norm < work.norm * 2
+    assert Work.of(linear(210, 768, 1030)).norm < work.norm * 2
     both = linear(197, 768, 768)
     wide = LinearGradients(both.a.float(), both.g.float())
     assert Work.of(wide).norm == Work.of(wide).product / device_cost.PLAIN_PRODUCTS
+
+
+def test_norms_of_197_positions_are_as_fast_as_their_programs_are_many() -> None:
+    """64 samples of two layers are 128 programs for 132 multiprocessors; 128 of one are as many."""
+    products = 128 * (128 + 64 + 8) + 64 * (64 + 8) + 8 * 8
+    for batch in (64, 128):
+        work = Work.of(linear(197, 768, 3072, batch))
+        assert work.norm == pytest.approx(2.0 * 132 / 128 * batch * products * 3840 / 500e12)
+    # Chunks of features that are not full go by tiles of 128 x 128.
+    assert Work.of(linear(197, 768, 3088, 64)).norm > 1.5 * Work.of(linear(197, 768, 3072, 64)).norm
 
 
 def test_convolutions_break_even_where_a_second_product_costs_the_traffic(

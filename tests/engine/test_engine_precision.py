@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkern.engine import layers, merge, per_sample_gradients  # noqa: F401  (layers registers the rules)
+from dpkern.engine import layers, merge, per_sample_gradients, routes  # noqa: F401  (layers registers the rules)
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
-from dpkern.ops import clip
+from dpkern.ops import clip, ghost
+from dpkern.ops.backends import _gram_shares
 from dpkern.privacy.mechanisms import Plan
 from tests.engine.engine_oracle import (
     Op,
@@ -155,6 +157,35 @@ def test_half_precision(case: tuple[Callable[[], nn.Module], Tensor], mode: str)
     for b in range(B):
         alone = close(module, x[b : b + 1], plan, context)
         assert norm_of(alone) <= plan.blocks[0].bound * (1 + 1e-6)
+
+
+def test_layers_of_one_shape_take_their_norms_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device from 129 positions on; others take them as soon as gradients arrive."""
+    calls: list[int] = []
+    original = ghost.linear_norms
+
+    def noted(a: list[Tensor], g: list[Tensor]) -> Tensor:
+        calls.append(len(a))
+        return original(a, g)
+
+    monkeypatch.setattr(per_sample_gradients, "KEPT_IN_16_BITS", {"cpu"})
+    monkeypatch.setattr(routes, "worth_keeping", lambda *_: False)
+    monkeypatch.setattr(ghost, "linear_norms", noted)
+    widths = (8, 8, 6, 8, 8)
+    parts = [nn.Linear(d, p) for d, p in pairwise(widths)]
+    module = make(lambda: nn.Sequential(*parts)).bfloat16()
+    plan = plan_for(module, 0.01)
+    results = {}
+    for positions in (128, 130):
+        x = draw(B, positions, 8).bfloat16()
+        results[positions] = close(module, x, plan, nullcontext)
+    assert calls == [2, 1, 1]
+    monkeypatch.setattr(_gram_shares, "fits", lambda *_: False)
+    apart = close(module, x, plan, nullcontext)
+    assert calls == [2, 1, 1]
+    torch.testing.assert_close(results[130].norms, apart.norms, rtol=1e-9, atol=0)
+    for one, other in zip(results[130].sums, apart.sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
 def test_parameters_of_several_dtypes() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpkern.base.errors import BackendError
+from dpkern.base.errors import BackendError, InvalidInput
 from dpkern.ops import ghost, testing
 from tests.ops.backends.every_backend import every_backend
 from tests.ops.test_ghost_conv import Case, square, squares_of
@@ -155,7 +155,7 @@ def _floors(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return FLOOR * a.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
 
 
-@pytest.mark.parametrize("positions", [65, 128, 129, 300])
+@pytest.mark.parametrize("positions", [65, 128, 129, 191, 192, 193, 197, 200, 201, 300])
 def test_tiles_of_gram_matrices_decide_long_samples(positions: int) -> None:
     """No sample of theirs is left to the direct way, and none is below its exact square."""
     pytest.importorskip("triton")
@@ -170,10 +170,70 @@ def test_tiles_of_gram_matrices_decide_long_samples(positions: int) -> None:
     with pytest.MonkeyPatch.context() as patch, testing.emulated("triton"):
         patch.setattr(direct, "norms", norms)
         for dtype in TYPES:
-            a, g = (x.to(dtype) for x in _operands(3, positions, 32, 48))
+            a, g = (x.to(dtype) for x in _operands(3, positions, 64, 128))
             squares = ghost.linear_norm(a, g, route="gram", backend="triton")
             _from_above(squares, _gradients(a, g).square().sum((1, 2)), 2e-3)
     assert torch.cat(left).tolist() == [[1]] * 6
+
+
+@pytest.mark.parametrize(("batch", "together"), [(1, 4), (3, 4), (64, 2), (132, 1), (600, 1)])
+def test_layers_share_a_launch_where_a_device_would_be_idle(batch: int, together: int) -> None:
+    from dpkern.ops.backends import _gram_shares
+
+    assert _gram_shares.together(batch) == together
+
+
+def test_layers_that_share_a_launch_have_the_norms_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of five layers, in launches of at most two samples of three layers."""
+    pytest.importorskip("triton")
+    from dpkern.ops.backends import _gram_shares
+    from dpkern.ops.backends._triton import direct, gram_samples
+
+    launches: list[int] = []
+    run = gram_samples.launch
+
+    def launch(kernel: Any, programs: int, *args: Any, **kwargs: Any) -> None:
+        launches.append(programs)
+        run(kernel, programs, *args, **kwargs)
+
+    monkeypatch.setattr(gram_samples, "launch", launch)
+    monkeypatch.setattr(_gram_shares, "PROGRAMS", 6)
+    monkeypatch.setattr(_gram_shares, "together", lambda batch: 3)
+    layers = [tuple(x.bfloat16() for x in _operands(3, 197, 320, 320)) for _ in range(5)]
+    layers[3][0][1, 196, 5] = torch.nan
+    a, g = ([layer[i] for layer in layers] for i in (0, 1))
+    with testing.emulated("triton"):
+        each = [ghost.linear_norm(*layer, route="gram", backend="triton") for layer in layers]
+        launches.clear()
+        monkeypatch.setattr(direct, "norms", lambda _, done, highs: highs)
+        found = ghost.linear_norms(a, g, backend="triton")
+    assert launches == [6, 3, 6]
+    assert torch.isfinite(found).tolist() == [True, False, True]
+    true = sum(_gradients(*layer).square().sum((1, 2)) for layer in layers)
+    kept = [0, 2]
+    assert (found[kept] >= true[kept]).all()
+    total = torch.stack(each).sum(0)[kept]
+    assert ((found[kept] - total).abs() <= 1e-11 * total).all()
+
+
+def test_lists_of_layers_have_one_length() -> None:
+    a, g = _operands(2, 3, 4, 5)
+    with pytest.raises(InvalidInput, match="as many tensors as a has, 2"):
+        ghost.linear_norms([a, a], [g])
+
+
+@every_backend
+def test_norms_of_layers_of_few_positions(backend: str) -> None:
+    layers = [tuple(x.bfloat16() for x in _operands(3, 5, 7, 9)) for _ in range(3)]
+    a, g = ([layer[i] for layer in layers] for i in (0, 1))
+    true = sum(_gradients(*layer).square().sum((1, 2)) for layer in layers)
+
+    def run() -> None:
+        _from_above(ghost.linear_norms(a, g, backend=backend), true, EXCESS)
+
+    unless_refused(backend, run)
 
 
 def test_norms_by_gram_matrices_hold_for_what_a_weighted_sum_adds() -> None:

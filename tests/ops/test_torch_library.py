@@ -95,6 +95,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "rms_norm_backward": lambda: _call(r(2, 3, 4), r(2, 3, 4), r(2, 3), weight=r(4)),
     "linear_gradient": lambda: _call(r(2, 3, 4).bfloat16(), r(2, 3, 5).bfloat16()),
     "linear_norm": lambda: _call(r(2, 3, 4), r(2, 3, 5), route="gram"),
+    "linear_norms": lambda: _call([r(2, 3, 4)] * 2, [r(2, 3, 5)] * 2),
     "rounded_gradient": lambda: _call(r(2, 3, 4).bfloat16(), r(2, 3, 5).bfloat16()),
     "rounded_sum": lambda: _call([r(2, 5, 4).bfloat16()], r(2), [r(5, 4)]),
     "linear_sum": lambda: _call(r(2, 3, 4), r(2, 3, 5), r(2), r(5, 4)),

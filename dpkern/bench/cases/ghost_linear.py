@@ -25,6 +25,7 @@ FACTS = {
         from_above=ABOVE,
         timed={**LAYERS, **PERCEPTRON},
     ),
+    "ghost.linear_norms": Facts(from_above=ABOVE, timed=LAYERS),
     "ghost.linear_integer_sum": replace(
         WHOLE,
         examples=({}, {"T": 1}, {"T": 1, "rounding": "factors"}),

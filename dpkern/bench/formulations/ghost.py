@@ -108,6 +108,26 @@ def _gradients_by_einsum(args: Arguments) -> Call:
     return call
 
 
+def _norms_by_gradients(args: Arguments) -> Call:
+    pairs = list(zip(args["a"], args["g"], strict=True))
+
+    def call() -> torch.Tensor:
+        each = [torch.bmm(g.mT, a).double().square().sum((1, 2)) for a, g in pairs]
+        return torch.stack(each).sum(0)
+
+    return call
+
+
+def _norms_by_grams(args: Arguments) -> Call:
+    pairs = list(zip(args["a"], args["g"], strict=True))
+
+    def call() -> torch.Tensor:
+        each = [(a @ a.mT * (g @ g.mT)).double().sum((1, 2)) for a, g in pairs]
+        return torch.stack(each).sum(0)
+
+    return call
+
+
 def _rounded(args: Arguments) -> Call:
     a, g = args["a"], args["g"]
 
@@ -255,6 +275,10 @@ FORMULATIONS = {
         Formulation("rank one, norms", _rank_one_norms, _has_one_position),
         Formulation("bmm, buffer", _direct_in_buffer),
         Formulation("bmm", _direct),
+    ),
+    "ghost.linear_norms": (
+        Formulation("bmm", _norms_by_gradients),
+        Formulation("Gram", _norms_by_grams),
     ),
     "ghost.linear_gradient": (
         Formulation("bmm", _gradients),

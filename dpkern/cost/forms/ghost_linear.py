@@ -13,6 +13,7 @@ matrix product takes the same numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,19 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
         squares=batch * dots(d * p),
         rounding_bound=batch * (norms + Counts(SQRT=1, MUL=3, ADD=1)),
     )
+
+
+def linear_norms(a: Sequence[torch.Tensor], g: Sequence[torch.Tensor], **_: Any) -> Itemised:
+    """Count ``ghost.linear_norms``: the norms of as many layers of one shape, and their sum."""
+    one, batch = linear_norm(a[0], g[0]), a[0].shape[0]
+    entries = sum(x.numel() for x in (*a, *g))
+    total = itemised(
+        [(entries, a[0].dtype)],
+        [(batch, WIDE)],
+        sum_of_layers=batch * Counts(ADD=len(a), MUL=1),
+    )
+    norms = [replace(item, counts=len(a) * item.counts) for item in one.items[1:]]
+    return total + Itemised(tuple(norms))
 
 
 def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
@@ -148,6 +162,7 @@ def matmul(
 
 FORMS: dict[str, Form] = {
     "ghost.linear_norm": linear_norm,
+    "ghost.linear_norms": linear_norms,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,
     "ghost.rounded_gradient": rounded_gradient,

@@ -18,6 +18,7 @@ from .linear import (
     linear_gradient,
     linear_integer_sum,
     linear_norm,
+    linear_norms,
     linear_sum,
     linear_sum_error,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "linear_gradient",
     "linear_integer_sum",
     "linear_norm",
+    "linear_norms",
     "linear_sum",
     "linear_sum_error",
     "rms_norm_backward",

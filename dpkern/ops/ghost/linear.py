@@ -7,6 +7,7 @@ batches (T = 1) all have this form.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -105,6 +106,43 @@ def _direct(a: Tensor, g: Tensor) -> Tensor:
     # The norms are rounded as well, each by less than the slack of twice as many terms.
     terms = 2 * (a.shape[1] + a.shape[2] + g.shape[2])
     return upper_square(torch.bmm(g.transpose(1, 2), a), terms, absolute)
+
+
+def _check_layers(a: Sequence[Tensor], g: Sequence[Tensor]) -> None:
+    if len(a) != len(g):
+        raise InvalidInput(
+            "g",
+            expected=f"as many tensors as a has, {len(a)}",
+            got=f"{len(g)}",
+            remedy="Pass one tensor of each layer in a, and one in g.",
+        )
+
+
+@op(check=_check_layers)
+@torch.no_grad()
+def linear_norms(
+    a: Sequence[Operand[Tensor, "B T d"]],
+    g: Sequence[Operand[Tensor, "B T p"]],
+) -> Double[Tensor, "squares: B"]:
+    """Return the squared norm of each sample's gradients of several layers of one shape together.
+
+    It is ``sum_i linear_norm(a[i], g[i])``. A layer by itself may leave half of a device idle.
+
+    Args:
+        a: inputs of each layer ``[B, T, d]``, float32, float64, bfloat16 or float16.
+        g: output gradients of each layer ``[B, T, p]``, same dtype.
+
+    Returns:
+        float64 ``[B]``: never below the true sum for these inputs, and above it by no more than
+        ``linear_norm``; not finite for a sample with NaN or inf. T = 0 gives zeros.
+
+    Raises:
+        InvalidInput: no list, lists of two lengths, or wrong type, shape, dtype, device or layout.
+    """
+    total = torch.zeros(a[0].shape[0], dtype=torch.float64, device=a[0].device)
+    for inputs, outputs in zip(a, g, strict=True):
+        total += linear_norm.reference(inputs, outputs)
+    return total * (1 + gamma(len(a)))
 
 
 @op()
@@ -300,6 +338,7 @@ __all__ = [
     "linear_gradient",
     "linear_integer_sum",
     "linear_norm",
+    "linear_norms",
     "linear_sum",
     "linear_sum_error",
     "norm_route",

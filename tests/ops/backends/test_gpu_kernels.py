@@ -205,6 +205,27 @@ def test_memory_that_is_not_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [_parameter("triton")])
+@pytest.mark.parametrize("positions", [129, 192, 197, 200])
+@pytest.mark.parametrize("batch", [3, 64, 140])
+def test_norms_of_layers_that_share_launches(name: str, positions: int, batch: int) -> None:
+    """Five layers, of which the last launch has fewer than the others; one sample is NaN."""
+    layers = [
+        [random(batch, positions, n).div(30).bfloat16().cuda() for n in (448, 320)]
+        for _ in range(5)
+    ]
+    layers[3][0][1, positions - 1, 5] = torch.nan
+    a, g = zip(*layers, strict=True)
+    found = ghost.linear_norms(list(a), list(g), backend=name)
+    true = sum(
+        torch.einsum("btp,btd->bpd", y.double(), x.double()).square().sum((1, 2)) for x, y in layers
+    )
+    assert torch.isfinite(found).logical_not().nonzero().flatten().tolist() == [1]
+    kept = torch.isfinite(found)
+    assert (found[kept] >= true[kept]).all()
+    assert (found[kept] <= 1.005 * true[kept]).all()
+
+
+@pytest.mark.parametrize("name", [_parameter("triton")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_chained_sums_agree_with_the_reference(name: str, dtype: torch.dtype) -> None:
     """At the edges of tiles and chunks, in several ranges of samples; one of them is NaN."""

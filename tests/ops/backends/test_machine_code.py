@@ -14,7 +14,7 @@ from benchmarks import sass
 from benchmarks.machine_code import Code
 from benchmarks.sass_values import CASES, Case, per_value
 from tests.ops.backends import cuda_gate as gate
-from tests.ops.backends.triton_versions import VERSIONS, compiled, missing
+from tests.ops.backends.triton_versions import VERSIONS, compiled, faults, missing
 
 pytestmark = [
     pytest.mark.slow,
@@ -163,6 +163,32 @@ def test_chained_sums_stay_in_registers_where_they_are_made(version: str) -> Non
     assert report["loop"]["loads"] == {"4": 2}
     assert report["loop"]["pipes"]["tensor"] == 16  # 2 times 64 rows, 4 steps, 2 accumulators
     assert report["loop"]["instructions"] < 490
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_norms_of_197_positions_stay_in_registers_where_programs_own_samples(version: str) -> None:
+    """Rows are copied by hardware; before compute capability 9 the tiles are 128 x 128."""
+    reason = missing(version)
+    if reason is not None:
+        pytest.skip(reason)
+    calls = "^linear_norm(-vit-gram|s-vit)-(bfloat16|float16)$"
+    found = compiled(version, "80", "90", "100", "--only", calls)
+    assert found["failed"] == []
+    made: dict[int, set[str]] = {}
+    for report in found["reports"]:
+        made.setdefault(report["capability"], set()).add(report["kernel"])
+    assert "gram_tile_kernel" in made[80]
+    assert "gram_samples_kernel" not in made[80]
+    reports = [r for r in found["reports"] if r["kernel"] == "gram_samples_kernel"]
+    forms = {(r["capability"], r["constants"]["LAYERS"]) for r in reports}
+    assert forms == {(arch, layers) for arch in (90, 100) for layers in (1, 2)}
+    assert faults(reports) == []
+    for report in reports:
+        assert report["loop"]["local"] == 0
+        assert report["stack"] == 0 or version == "oldest"
+        assert report["loop"]["loads"] == {}
+        assert report["products"] == 12 * report["constants"]["LAYERS"]
+        assert report["merged"] == 0
 
 
 def test_scalar_loads_are_found() -> None:

@@ -116,6 +116,8 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
         norm = partial(ghost.linear_norm, a, g, route=route, backend="triton")
         yield _name("linear_norm", f"{name}-{route}", dtype), norm
     given = {"backend": "triton"}
+    norms = partial(ghost.linear_norms, [a, a], [g, g], **given)
+    yield _name("linear_norms", name, dtype), norms
     yield _name("linear_gradient", name, dtype), partial(ghost.linear_gradient, a, g, **given)
     yield _name("rounded_gradient", name, dtype), partial(ghost.rounded_gradient, a, g, **given)
     rounded = torch.zeros(batch, p, d, dtype=dtype)

@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import chained
+from .. import _gram_shares as shares
+from . import chained, gram_samples
+from .gram_interval import interval, put_lengths, row_lengths, weighed
 from .launch import launch
 from .operands import MULTIPLE, Operands, product
 from .precision import SIXTEEN, first, gram_numbers
@@ -44,7 +46,9 @@ def possible(operands: Operands) -> bool:
 def cheaper(operands: Operands) -> bool:
     """Whether the Gram matrices take fewer multiplications than the gradient."""
     entries = _side(operands) ** 2
-    if operands.positions > MOST:
+    if gram_samples.here(operands):
+        entries = shares.ENTRIES
+    elif operands.positions > MOST:
         tiles = triton.cdiv(operands.positions, TILE)
         entries = tiles * (tiles + 1) // 2 * TILE**2
     gram = entries * (operands.rows + operands.columns)
@@ -69,42 +73,11 @@ def _gram(x, positions, features, SIDE: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _long(squares, live, gamma, floor):
-    """Return lengths from above, of rows whose squares were computed; 0 where there are none."""
-    squares = squares.to(tl.float64)
-    lengths = tl.sqrt(squares * (1.0 + 2.0 * gamma) + floor * (1.0 + 2.0 * gamma))
-    return tl.where(live, lengths, 0.0)
-
-
-@triton.jit
 def _lengths(gram, positions, gamma, floor, SIDE: tl.constexpr):
     """Return the lengths of the rows behind a Gram matrix, from above."""
     t = tl.arange(0, SIDE)
     squares = tl.sum(tl.where(t[:, None] == t[None, :], gram, 0.0), 1)
-    return _long(squares, t < positions, gamma, floor)
-
-
-@triton.jit
-def _interval(value, pairs, both, sum_a, sum_g, positions, numbers):
-    """Return the upper end of a square's interval, and whether it is tight.
-
-    ``both`` bounds the sizes of all products, of which the weighted sum loses a share as well.
-    """
-    gamma = tl.cast(numbers[0], tl.float64)
-    floor = tl.cast(numbers[1], tl.float64)
-    half = gamma * pairs + (gamma * gamma + 1e-13) * both * both
-    half += floor * (sum_a * sum_a + sum_g * sum_g + floor * positions * positions)
-    high = value + 1.01 * half
-    high += 1e-14 * high
-    low = value - 1.01 * half
-    summed = tl.cast(numbers[3], tl.float64) * both
-    high += summed * (2.0 * tl.sqrt(tl.maximum(high, 0.0)) + summed)
-    tight = (
-        (low > 0.0)
-        & (high < float("inf"))
-        & (high <= low * (1.0 + tl.cast(numbers[2], tl.float64)))
-    )
-    return high, tight.to(tl.int32)
+    return row_lengths(squares, t < positions, gamma, floor)
 
 
 @triton.jit
@@ -121,7 +94,7 @@ def gram_kernel(
     lengths_g = _lengths(v, positions, gamma, floor, SIDE)
     pairs = tl.abs(v) * lengths_a[:, None] * lengths_a[None, :]
     pairs += tl.abs(u) * lengths_g[:, None] * lengths_g[None, :]
-    high, tight = _interval(
+    high, tight = interval(
         tl.sum(tl.sum(u * v, 1)),
         tl.sum(tl.sum(pairs, 1)),
         tl.sum(lengths_a * lengths_g),
@@ -152,23 +125,6 @@ def _gram_tile(
             right = tl.load(x + s[:, None] * features + k[None, :], mask=mask, other=0.0)
         total += product(left, tl.trans(right), tl.float32, "ieee")
     return total
-
-
-@triton.jit
-def _put_lengths(lengths, tile, live, numbers, SIDE: tl.constexpr):
-    """Store the lengths of rows behind a tile on the diagonal, in float32 from above."""
-    lanes = tl.arange(0, SIDE)
-    squares = tl.sum(tl.where(lanes[:, None] == lanes[None, :], tile, 0.0), 1)
-    gamma = tl.cast(numbers[0], tl.float64)
-    long = _long(squares, live, gamma, tl.cast(numbers[1], tl.float64)) * (1.0 + 2.0**-22)
-    tl.store(lengths, long.to(tl.float32))
-
-
-@triton.jit
-def _weighed(tile, rows, columns):
-    """Return the sum of a tile's sizes, each times the lengths of its row and its column."""
-    weighed = tl.abs(tile).to(tl.float64) * tl.load(columns)[None, :].to(tl.float64)
-    return tl.sum(tl.sum(weighed, 1) * tl.load(rows).to(tl.float64))
 
 
 @triton.jit
@@ -205,14 +161,14 @@ def gram_tile_kernel(
     v = _gram_tile(g, t, s, positions, rows, SIDE, DEPTH, DIAGONAL)
     lengths_g = lengths_a + side * SIDE
     if DIAGONAL:
-        _put_lengths(lengths_a, u, t < positions, numbers, SIDE)
-        _put_lengths(lengths_g, v, t < positions, numbers, SIDE)
+        put_lengths(lengths_a, u, t < positions, numbers, SIDE)
+        put_lengths(lengths_g, v, t < positions, numbers, SIDE)
         tl.debug_barrier()  # what others of this program have put
         twice = 1.0
     else:
         twice = 2.0
     value = tl.sum(tl.sum(u.to(tl.float64) * v.to(tl.float64), 1))
-    pairs = _weighed(v, lengths_a, lengths + s) + _weighed(u, lengths_g, lengths + side * SIDE + s)
+    pairs = weighed(v, lengths_a, lengths + s) + weighed(u, lengths_g, lengths + side * SIDE + s)
     tl.store(sums + 2 * place, value * twice)
     tl.store(sums + 2 * place + 1, pairs * twice)
 
@@ -244,7 +200,7 @@ def gram_bound_kernel(
         both += row_a * row_g
         sum_a += row_a
         sum_g += row_g
-    high, tight = _interval(
+    high, tight = interval(
         tl.sum(value),
         tl.sum(pairs),
         tl.sum(both),
@@ -259,6 +215,8 @@ def gram_bound_kernel(
 
 def gram(operands: Operands, highs: torch.Tensor) -> torch.Tensor:
     """Fill ``highs`` with squares from above; int32 ``[B, 1]``: which of them are tight."""
+    if gram_samples.here(operands):
+        return gram_samples.grams([operands], highs[None])[0]
     done = torch.empty_like(highs, dtype=torch.int32)
     depth = DEPTH[operands.a.dtype in SIXTEEN]
     sizes = operands.positions, operands.rows, operands.columns

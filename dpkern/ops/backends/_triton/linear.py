@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...ghost._bounds import of_sums
-from . import direct, gram, rows, weighted
+from . import direct, gram, gram_samples, rows, weighted
 from .operands import Operands, too_large
 
 
@@ -19,6 +19,10 @@ def _refuse(a: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
 
 def _refuse_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
     return _refuse(a, g) or direct.too_long(a, a.shape[1])
+
+
+def _refuse_norms(a: Sequence[torch.Tensor], g: Sequence[torch.Tensor]) -> str | None:
+    return next(filter(None, map(_refuse_norm, a, g)), None)
 
 
 def _never(*_: Any, **__: Any) -> None:
@@ -35,6 +39,18 @@ def _norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto") -> torch.Ten
     wanted = route == "gram" or (route == "auto" and gram.cheaper(operands))
     done = gram.gram(operands, highs) if wanted and gram.possible(operands) else None
     return direct.norms(operands, done, highs)[:, 0]
+
+
+def _norms(a: Sequence[torch.Tensor], g: Sequence[torch.Tensor]) -> torch.Tensor:
+    layers = [Operands.linear(*pair) for pair in zip(a, g, strict=True)]
+    if any(one.empty or not gram_samples.here(one) or not gram.cheaper(one) for one in layers):
+        found = [_norm(*pair) for pair in zip(a, g, strict=True)]
+    else:
+        highs = a[0].new_zeros(len(layers), layers[0].batch, 1, dtype=torch.float64)
+        done = gram_samples.grams(layers, highs)
+        rest = zip(layers, done, highs, strict=True)
+        found = [direct.norms(*each)[:, 0] for each in rest]
+    return torch.stack(found).sum(0) * (1 + 1e-12)
 
 
 def _gradient(a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,6 +92,7 @@ def _sum(
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _norm, _refuse_norm),
+    ("ghost.linear_norms", _norms, _refuse_norms),
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
     ("ghost.rounded_gradient", _rounded_gradient, _refuse),
