@@ -2,8 +2,8 @@
 // Powers of the spectra of large maps. A line of n = n1 n2 values is transformed in two levels of
 // small products: with j = n2 a + b about an origin, and k = k1 + n1 m,
 //
-//   X(k) = sum_b exp(-2 pi i m b / n2) exp(-2 pi i k1 b / n) sum_a x(n2 a + b) exp(-2 pi i k1 a /
-//   n1)
+//   X(k) = sum_b exp(-2 pi i m b / n2) exp(-2 pi i k1 b / n) Y_b(k1)
+//   Y_b(k1) = sum_a exp(-2 pi i k1 a / n1) x(n2 a + b)
 //
 // so that a line takes about n (n1 + n2) / 4 products, where one level takes n^2 / 4. Both levels
 // fold their values and share products as one level does (spectral_transform.h). Spectra are pairs
@@ -215,7 +215,7 @@ struct LongTransform : Transform<F, kBytes> {
     for (std::int64_t i = 0; i < n2 + spectra; ++i) {
       const bool again = i >= n2;
       const Line<F>& level = again ? line.second : line.first;
-      const V* const turned = room.turned + (i - n2) * line.plane();
+      const V* const turned = room.turned + (again ? i - n2 : 0) * line.plane();
       const std::int64_t apart = again ? 1 : n2 * step;
       fold(level, again ? turned : p + i * step, room.cosines[0], room.sines[0], apart);
       fold(level, again ? turned + n2 : q + i * step, room.cosines[1], room.sines[1], apart);
