@@ -6,16 +6,16 @@
 
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
-#include "cpu/spectral_transform.h"
+#include "cpu/spectral_long.h"
 
 namespace dpkern::cpu {
 namespace {
 
 using ghost::scratch;
 using spectral::Kept;
-using spectral::Line;
+using spectral::LongMaps;
 using spectral::Maps;
-using spectral::Transform;
+using spectral::TransformOf;
 
 // Whether a bin is retained, for each tile of each column.
 template <class F>
@@ -32,12 +32,25 @@ std::vector<char> tiles_with_bins(const Maps<F>& maps, const std::int64_t* bins)
   return found;
 }
 
+// The same for each long column.
 template <class F>
-void keep_bins(const Maps<F>& maps, Kept keep, double* squares, int threads) {
+std::vector<char> tiles_with_bins(const LongMaps<F>& maps, const std::int64_t* bins) {
+  std::vector<char> found;
+  for (std::int64_t k = 0; k < maps.columns.n / 2 + 1; ++k, bins += maps.rows.n) {
+    const auto kept = [](std::int64_t bin) { return bin >= 0; };
+    found.push_back(std::any_of(bins, bins + maps.rows.n, kept) ? 1 : 0);
+  }
+  return found;
+}
+
+template <template <class> class M, class F>
+void keep_bins(const M<F>& maps, Kept keep, double* squares, int threads) {
   const std::vector<char> tiles = tiles_with_bins(maps, keep.bins);
   keep.tiles = tiles.data();
   const auto last = std::find(tiles.rbegin(), tiles.rend(), 1);
-  keep.columns = (tiles.rend() - last + maps.rows.tiles() - 1) / maps.rows.tiles();
+  if constexpr (M<F>::kParts == 2) {
+    keep.columns = (tiles.rend() - last + maps.rows.tiles() - 1) / maps.rows.tiles();
+  }
   std::int64_t bytes = 0;
   versioned_by_width([&](auto width) DPK_INLINE { bytes = width; });
   const std::int64_t lanes = bytes / static_cast<std::int64_t>(sizeof(F));
@@ -49,7 +62,7 @@ void keep_bins(const Maps<F>& maps, Kept keep, double* squares, int threads) {
     for (std::int64_t block = begin; block < end; ++block) {
       const std::int64_t first = block * lanes, used = std::min(lanes, maps.samples - first);
       versioned_by_width([&](auto width) DPK_INLINE {
-        using Of = Transform<F, width>;
+        using Of = TransformOf<M<F>, width>;
         using V = typename Of::V;
         double sums[Of::kLanes] = {};
         Of::template add_channels<false>(maps, &keep, first, used, 0, maps.channels, nullptr,
@@ -61,17 +74,18 @@ void keep_bins(const Maps<F>& maps, Kept keep, double* squares, int threads) {
   });
 }
 
-template <class F, class T>
+template <class M, class T>
 void run(const SpectralBins<T>& call, int threads) {
+  using Line = decltype(M::rows);
   const double* const columns = call.turns + 2 * call.lines[0];
-  const Maps<F> maps{call.x,
-                     sizeof(T) == 4,
-                     call.B,
-                     call.C,
-                     call.H,
-                     call.W,
-                     Line<F>(call.lines, call.turns),
-                     Line<F>(call.lines + 3, columns)};
+  const M maps{call.x,
+               sizeof(T) == 4,
+               call.B,
+               call.C,
+               call.H,
+               call.W,
+               Line(call.lines, call.turns),
+               Line(call.lines + 3, columns)};
   keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, call.squares,
             threads);
 }
@@ -80,8 +94,11 @@ void run(const SpectralBins<T>& call, int threads) {
 
 template <class T>
 void spectral_bins(const SpectralBins<T>& call, int threads) {
-  if (sizeof(T) == 4 && !call.wide) return run<float>(call, threads);
-  run<double>(call, threads);
+  const bool narrow = sizeof(T) == 4 && !call.wide;
+  if (call.S == 1) {  // one bin for each slot: lines are long
+    return narrow ? run<LongMaps<float>>(call, threads) : run<LongMaps<double>>(call, threads);
+  }
+  narrow ? run<Maps<float>>(call, threads) : run<Maps<double>>(call, threads);
 }
 
 template void spectral_bins<float>(const SpectralBins<float>&, int);

@@ -24,7 +24,11 @@ struct Line {
 
   // `turns`: cosines and sines of 2 pi m / n.
   Line(const std::int64_t* sizes, const double* turns)
-      : n(sizes[0]), count(sizes[1]), step(sizes[2]), half(count / 2) {
+      : Line(sizes[0], sizes[1], sizes[2], turns, sizes[0]) {}
+  // `turns`: cosines and sines of 2 pi m / circle, a multiple of n.
+  Line(std::int64_t values, std::int64_t used, std::int64_t apart, const double* turns,
+       std::int64_t circle)
+      : n(values), count(used), step(apart), half(count / 2) {
     split = n % 2 == 0 && step % 2 == 1;
     frequencies = (split ? n / 4 : n / 2) + 1;
     evens = (split ? half / 2 : half) + 1;
@@ -38,8 +42,8 @@ struct Line {
           for (std::int64_t i = sines && !odd ? 1 : 0; i < last; ++i) {
             const std::int64_t j = split ? 2 * i + (odd ? 1 : 0) : i;
             for (int k = 0; k < size; ++k) {
-              const std::int64_t turn = (first + k) * j * step % n;
-              table.push_back(static_cast<F>(turns[sines ? n + turn : turn]));
+              const std::int64_t turn = (first + k) * j * step % n * (circle / n);
+              table.push_back(static_cast<F>(turns[sines ? circle + turn : turn]));
             }
           }
         }
@@ -72,6 +76,8 @@ struct Line {
 // Maps of one operand, [B, channels, height, width] of which the first rows and columns are used.
 template <class F>
 struct Maps {
+  static constexpr int kParts = 2;  // M and N of a slot
+
   const void* data;
   bool narrow;  // whether they are float
   std::int64_t samples, channels, height, width;
@@ -91,8 +97,8 @@ struct Kept {
   const double* turn;        // [R, 4]: Re = t0 A + t1 B, Im = t2 A + t3 B of the bin A - i B
   void* out;                 // of the maps' type
   std::int64_t count, R;
-  // Without powers: whether a tile holds a bin, [columns, tiles of a column], and how many columns
-  // there are up to the last that does.
+  // Without powers: whether a tile holds a bin, [columns, tiles of a column] (long columns have no
+  // tiles), and how many columns there are up to the last that does.
   const char* tiles = nullptr;
   std::int64_t columns = 0;
 

@@ -6,20 +6,21 @@
 //
 //   || h * R ||^2 = sum w_0 M_x M_d + w_1 N_x N_d + w_2 (+-M_x N_d + N_x M_d).
 //
+// Long lines (spectral_long.h) give the powers of a half plane instead, whose products are added.
 // docs/spectral.md proves the bound that `from_above` adds.
 
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
-#include "cpu/spectral_transform.h"
+#include "cpu/spectral_long.h"
 
 namespace dpkern::cpu {
 namespace {
 
 using ghost::scratch;
 using spectral::Kept;
-using spectral::Line;
+using spectral::LongMaps;
 using spectral::Maps;
-using spectral::Transform;
+using spectral::TransformOf;
 
 constexpr int kMost = 64 / 4;  // samples of a block, at most
 
@@ -33,9 +34,9 @@ struct Sums {
   double g_most = 0;
 };
 
-template <class F>
+template <class M>
 struct Plan {
-  Maps<F> x, g;
+  M x, g;
   double x_error, g_error;  // of a transform, relative to the norm of its map
 
   template <class T>
@@ -46,8 +47,10 @@ struct Plan {
         g_error(call.errors[wide ? 3 : 1]) {}
 
  private:
+  using Line = decltype(M::rows);
+
   template <class T>
-  static Line<F> line(const SpectralNorm<T>& call, int which) {
+  static Line line(const SpectralNorm<T>& call, int which) {
     const double* turns = call.turns;
     for (int i = 0; i < which; ++i) turns += 2 * call.lines[3 * i];
     return {call.lines + 3 * which, turns};
@@ -70,6 +73,24 @@ struct Product {
   static DPK_INLINE D larger(D a, D b) { return a > b ? a : b; }
   static DPK_INLINE D size_of(D a) { return larger(a, -a); }
 
+  // The same of powers: their products over a half plane.
+  template <class Call>
+  static DPK_INLINE void add_powers(const Call& call, const V* x, const V* g, Sums* sums) {
+    for (int part = 0; part < kLanes / kWide; ++part) {
+      D product{}, x_norm{}, g_norm{}, x_most{}, g_most{};
+      for (std::int64_t k = 0; k < call.K; ++k) {
+        const D x_power = widened(x + k, part);
+        x_norm += call.x_weights[k] * x_power;
+        if (call.weights[k] == 0) continue;
+        const D g_power = widened(g + call.index[k], part);
+        product += call.weights[k] * x_power * g_power;
+        x_most = larger(x_most, x_power);
+        g_most = larger(g_most, g_power);
+      }
+      for (std::int64_t k = 0; k < call.L; ++k) g_norm += call.g_weights[k] * widened(g + k, part);
+      to_lanes(product, product, x_norm, g_norm, x_most, g_most, sums + part * kWide);
+    }
+  }
   template <class Call>
   static DPK_INLINE void add(const Call& call, const V* x, const V* g, Sums* sums) {
     for (int part = 0; part < kLanes / kWide; ++part) {
@@ -91,25 +112,29 @@ struct Product {
       }
       for (std::int64_t k = 0; k < call.L; ++k)
         g_norm += call.g_weights[k] * widened(g + 2 * k, part);
-      for (int i = 0; i < kWide; ++i) {
-        Sums& to = sums[part * kWide + i];
-        to.product += product[i];
-        to.larger += all[i];
-        to.x_norm += x_norm[i];
-        to.g_norm += g_norm[i];
-        to.x_most = std::max(to.x_most, x_most[i]);
-        to.g_most = std::max(to.g_most, g_most[i]);
-      }
+      to_lanes(product, all, x_norm, g_norm, x_most, g_most, sums + part * kWide);
+    }
+  }
+  static DPK_INLINE void to_lanes(D product, D all, D x_norm, D g_norm, D x_most, D g_most,
+                                  Sums* sums) {
+    for (int i = 0; i < kWide; ++i) {
+      Sums& to = sums[i];
+      to.product += product[i];
+      to.larger += all[i];
+      to.x_norm += x_norm[i];
+      to.g_norm += g_norm[i];
+      to.x_most = std::max(to.x_most, x_most[i]);
+      to.g_most = std::max(to.g_most, g_most[i]);
     }
   }
 };
 
 // One function per instruction set and precision: everything in it is inlined once.
-template <class F>
-void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first, std::int64_t used,
+template <class M, class F>
+void add_channels(const M& maps, const Kept* keep, std::int64_t first, std::int64_t used,
                   Range channels, F* powers, F* room, F* kept) {
   versioned_by_width([&](auto width) DPK_INLINE {
-    using Of = Transform<F, width>;
+    using Of = TransformOf<M, width>;
     using V = typename Of::V;
     Of::template add_channels<true>(maps, keep, first, used, channels.begin, channels.end,
                                     reinterpret_cast<V*>(powers), reinterpret_cast<V*>(room),
@@ -118,11 +143,12 @@ void add_channels(const Maps<F>& maps, const Kept* keep, std::int64_t first, std
 }
 
 // Sums of `used` samples from `first` on.
-template <class T, class F>
-void add_block(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* keep,
+template <class T, template <class> class M, class F>
+void add_block(const SpectralNorm<T>& call, const Plan<M<F>>& plan, const Kept* keep,
                std::int64_t lanes, std::int64_t first, std::int64_t used, Sums* sums) {
-  const Maps<F>&x = plan.x, &g = plan.g;
-  const std::int64_t need[] = {std::max(x.room(), g.room()), 2 * x.slots(), 2 * g.slots(),
+  const M<F>&x = plan.x, &g = plan.g;
+  constexpr int kParts = M<F>::kParts;
+  const std::int64_t need[] = {std::max(x.room(), g.room()), kParts * x.slots(), kParts * g.slots(),
                                keep == nullptr ? 0 : keep[0].room(lanes),
                                keep == nullptr ? 0 : keep[1].room(lanes)};
   F* parts[5];
@@ -139,8 +165,14 @@ void add_block(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* kee
     versioned_by_width([&](auto width) DPK_INLINE {
       using Of = Product<F, width>;
       using V = typename Of::V;
-      Of::add(call, reinterpret_cast<const V*>(parts[1]), reinterpret_cast<const V*>(parts[2]),
-              sums);
+      const V *const xs = reinterpret_cast<const V*>(parts[1]), *const gs =
+                                                                    reinterpret_cast<const V*>(
+                                                                        parts[2]);
+      if constexpr (kParts == 1) {
+        Of::add_powers(call, xs, gs, sums);
+      } else {
+        Of::add(call, xs, gs, sums);
+      }
     });
   }
 }
@@ -153,8 +185,8 @@ bool in_range(const Sums& sums) {
 }
 
 // || (A + e)(B + f) || <= || A B || + max A || f || + max B || e || + || e || || f ||.
-template <class T, class F>
-double from_above(const SpectralNorm<T>& call, const Plan<F>& plan, const Sums& sums) {
+template <class T, template <class> class M, class F>
+double from_above(const SpectralNorm<T>& call, const Plan<M<F>>& plan, const Sums& sums) {
   constexpr bool kNarrow = sizeof(F) == 4;
   constexpr double kNorms = 1 + 0x1p-10;  // the operands' norms come from computed spectra
   const double x_norm = kNorms * std::sqrt(sums.x_norm);
@@ -184,9 +216,9 @@ bool vanishes(const SpectralNorm<T>& call, std::int64_t sample, const Sums& sums
                     (sums.g_norm == 0 && zero(call.g, call.O * call.Y * call.X)));
 }
 
-template <class T, class F>
-void norms(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* keep, std::int64_t lanes,
-           std::int64_t first, std::int64_t used, bool* trusted) {
+template <class T, template <class> class M, class F>
+void norms(const SpectralNorm<T>& call, const Plan<M<F>>& plan, const Kept* keep,
+           std::int64_t lanes, std::int64_t first, std::int64_t used, bool* trusted) {
   Sums sums[kMost];
   add_block(call, plan, keep, lanes, first, used, sums);
   for (std::int64_t i = 0; i < used; ++i) {
@@ -202,13 +234,11 @@ void norms(const SpectralNorm<T>& call, const Plan<F>& plan, const Kept* keep, s
   }
 }
 
-}  // namespace
-
-template <class T>
-void spectral_norm(const SpectralNorm<T>& call, int threads) {
+template <template <class> class M, class T>
+void run(const SpectralNorm<T>& call, int threads) {
   const bool narrow = sizeof(T) == 4 && !call.wide;
-  const Plan<double> wide(call, true);
-  std::vector<Plan<float>> plans;
+  const Plan<M<double>> wide(call, true);
+  std::vector<Plan<M<float>>> plans;
   if (narrow) plans.emplace_back(call, false);
   const Kept kept[2] = {
       {call.x_bin, call.x_from, call.x_turn, call.x_bins, call.x_count, call.retained},
@@ -231,6 +261,14 @@ void spectral_norm(const SpectralNorm<T>& call, int threads) {
       }
     }
   });
+}
+
+}  // namespace
+
+// Weights of one product for each slot say that lines are long.
+template <class T>
+void spectral_norm(const SpectralNorm<T>& call, int threads) {
+  call.J == 1 ? run<LongMaps>(call, threads) : run<Maps>(call, threads);
 }
 
 template void spectral_norm<float>(const SpectralNorm<float>&, int);

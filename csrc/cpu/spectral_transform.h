@@ -114,10 +114,11 @@ struct Transform {
                     std::make_integer_sequence<int, kCount>{});
     }
   }
-  // One row of every sample: a vector per column.
-  static DPK_INLINE void load_row(const Maps<F>& maps, const std::int64_t* samples,
-                                  std::int64_t row, V* to) {
-    const std::int64_t at = row * maps.width, columns = maps.columns.count;
+  // One row of every sample, `at` entries behind the beginning of its map: a vector per column.
+  template <class M>
+  static DPK_INLINE void load_row(const M& maps, const std::int64_t* samples, std::int64_t at,
+                                  V* to) {
+    const std::int64_t columns = maps.columns.count;
     if (!maps.narrow)
       return load_entries(static_cast<const double*>(maps.data) + at, samples, columns, to);
     const float* const from = static_cast<const float*>(maps.data) + at;
@@ -158,14 +159,15 @@ struct Transform {
     }
   }
 
-  // cosine and sine inputs of a row, in the line's order.
-  static DPK_INLINE void fold(const Line<F>& line, const V* row, V* cosine, V* sine) {
-    const V* const centre = row + line.count / 2;
+  // cosine and sine inputs of a row, whose entries are `step` apart, in the line's order.
+  static DPK_INLINE void fold(const Line<F>& line, const V* row, V* cosine, V* sine,
+                              std::int64_t step = 1) {
+    const V* const centre = row + line.count / 2 * step;
     const std::int64_t paired = (line.count - 1) / 2;
     cosine[0] = centre[0];
     const auto pair = [&](std::int64_t j, std::int64_t place) DPK_INLINE {
-      cosine[place] = centre[j] + centre[-j];
-      sine[place] = centre[j] - centre[-j];
+      cosine[place] = centre[j * step] + centre[-j * step];
+      sine[place] = centre[j * step] - centre[-j * step];
     };
     if (line.split) {
       for (std::int64_t j = 1; j <= paired; j += 2) pair(j, line.evens + j / 2);
@@ -361,7 +363,7 @@ struct Transform {
       const std::int64_t partner = j > 0 || !unpaired ? centre - j : 0;
 #pragma GCC unroll 1
       for (int i = 0; i < 2; ++i) {
-        load_row(maps, samples, i == 0 ? centre + j : partner, room.rows[i]);
+        load_row(maps, samples, (i == 0 ? centre + j : partner) * maps.width, room.rows[i]);
       }
       if constexpr (!kPowers) {
         square += square_of(room.rows[0], columns.count);
@@ -394,8 +396,8 @@ struct Transform {
   }
 
   // Write the retained bins of up to kLanes channels from `channel` on, for `used` samples.
-  template <class T>
-  static DPK_INLINE void write_bins(const Kept& keep, const Maps<F>& maps, const V* kept,
+  template <class T, class M>
+  static DPK_INLINE void write_bins(const Kept& keep, const M& maps, const V* kept,
                                     std::int64_t first, std::int64_t used, std::int64_t channel) {
     const std::int64_t channels = std::min<std::int64_t>(kLanes, maps.channels - channel);
     const std::int64_t step = 2 * maps.channels;
@@ -460,29 +462,41 @@ struct Transform {
                                       std::int64_t used, std::int64_t begin, std::int64_t end,
                                       V* powers, V* from, V* kept, double* squares = nullptr) {
     const Room room = make_room(from, maps.rows, maps.columns);
-    const std::int64_t size = maps.height * maps.width;
-    const std::int64_t plane = keep == nullptr ? 0 : keep->plane();
     if constexpr (kPowers) {
       for (std::int64_t i = 0; i < 2 * maps.slots(); ++i) powers[i] = V{};
     }
-    for (std::int64_t c = begin; c < end; ++c) {
+    each_channel(maps, 1, keep, first, used, begin, end, kept,
+                 [&](const std::int64_t* samples, std::int64_t, V* bins) DPK_INLINE {
+                   const V square = add_map<kPowers>(maps, samples, room, powers, keep, bins);
+                   if constexpr (!kPowers) add_lanes(square, squares);
+                 });
+  }
+  static DPK_INLINE void add_lanes(V values, double* sums) {
+    for (int i = 0; i < kLanes; ++i) sums[i] += static_cast<double>(values[i]);
+  }
+  // add(where each lane's map begins, how many channels, where to keep their bins) for channels of
+  // the range, `together` of them if the first is a multiple of it; then write their bins.
+  template <class M, class Add>
+  static DPK_INLINE void each_channel(const M& maps, std::int64_t together, const Kept* keep,
+                                      std::int64_t first, std::int64_t used, std::int64_t begin,
+                                      std::int64_t end, V* kept, const Add& add) {
+    const std::int64_t size = maps.height * maps.width;
+    const std::int64_t plane = keep == nullptr ? 0 : keep->plane();
+    for (std::int64_t c = begin; c < end;) {
       std::int64_t samples[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const std::int64_t b = std::min(first + i, first + used - 1);
         samples[i] = (b * maps.channels + c) * size;
       }
-      const V square =
-          add_map<kPowers>(maps, samples, room, powers, keep, kept + c % kLanes * plane);
-      if constexpr (!kPowers) {
-        for (int i = 0; i < kLanes; ++i) squares[i] += static_cast<double>(square[i]);
-      }
-      if (keep != nullptr && (c % kLanes == kLanes - 1 || c + 1 == maps.channels)) {
-        const std::int64_t from_channel = c / kLanes * kLanes;
-        if (maps.narrow) {
-          write_bins<float>(*keep, maps, kept, first, used, from_channel);
-        } else {
-          write_bins<double>(*keep, maps, kept, first, used, from_channel);
-        }
+      const std::int64_t count = c % together == 0 && c + together <= end ? together : 1;
+      add(samples, count, kept + c % kLanes * plane);
+      c += count;
+      if (keep == nullptr || (c % kLanes != 0 && c != maps.channels)) continue;
+      const std::int64_t channel = (c - 1) / kLanes * kLanes;
+      if (maps.narrow) {
+        write_bins<float>(*keep, maps, kept, first, used, channel);
+      } else {
+        write_bins<double>(*keep, maps, kept, first, used, channel);
       }
     }
   }

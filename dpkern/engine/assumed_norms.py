@@ -9,19 +9,23 @@ import torch
 
 from ..base import layouts
 from ..base.dispatch import availability
-from ..ops.spectral._plan import LONGEST
+from ..ops.spectral._plan import takes
+from ..ops.spectral._sizes import fast
 from ..privacy.mechanisms import Plan
 from ..privacy.mechanisms.release import Taps
+
+_BLOCK = 128
+"""Largest blocks of circulant layers whose norms are all taken by kernels of ours."""
 
 
 def assumption_of(plan: Plan, device: torch.device, backend: str | None) -> str | None:
     """Return the condition under which such norms are not too small; None where none is."""
-    longest, places = _longest(device, backend), []
+    places = []
     for release in dict.fromkeys(block.release for block in plan.blocks):
         if not (isinstance(release, Taps) and release.needs_operands):
             continue
         size: tuple[int, ...] = release.size or getattr(release.band, "size", None) or ()
-        if max(size, default=0) > longest:
+        if size and not _proved(release, size, device, backend):
             places.append(f"grids of {' x '.join(map(str, size))}")
     if not places:
         return None
@@ -31,10 +35,31 @@ def assumption_of(plan: Plan, device: torch.device, backend: str | None) -> str 
     )
 
 
-def _longest(device: torch.device, backend: str | None) -> int:
-    """Return the largest grid, on an axis, that kernels take; 0 where there are none."""
+def _proved(
+    release: Taps, size: tuple[int, ...], device: torch.device, backend: str | None
+) -> bool:
+    """Whether a kernel takes this norm."""
     if backend in ("reference", "numba"):
-        return 0
-    if device.type == "cpu":
-        return LONGEST if availability("cpu")[0] else 0
-    return int(layouts.SPECTRAL_GRID)
+        return False
+    if device.type != "cpu":
+        return max(size) <= int(layouts.SPECTRAL_GRID)
+    if not availability("cpu")[0]:
+        return False
+    if release.site.kind != "conv":
+        return max(size) <= _BLOCK
+    height, width = (1, *_grid(release, size))[-2:]
+    return takes((height, width))
+
+
+def _grid(release: Taps, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the grid that the norm is taken on, ``ConvolutionGrid.norm_size`` without a band."""
+    if release.band is not None:
+        return size
+    site = release.site
+    found = list(size)
+    for axis, (stride, outputs) in enumerate(zip(site.stride, site.output, strict=True)):
+        at = axis + len(size) - site.axes
+        linear = site.least[axis] + stride * (outputs - 1)
+        if size[at] >= linear:
+            found[at] = fast(linear, stride)
+    return tuple(found)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
-from dpkern.ops.spectral._plan import LONGEST
 from dpkern.privacy.mechanisms import GReDP, SpectralDP
 
 
-def network() -> nn.Module:
+def network(padding: int) -> nn.Module:
     torch.manual_seed(0)
-    parts = nn.Conv2d(1, 2, 3, padding=1), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    parts = nn.Conv2d(1, 2, 3, padding=padding), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     return nn.Sequential(*parts, nn.Linear(8, 2))
 
 
-def conditions(side: int, kind: type[GReDP] | type[SpectralDP], backend: str | None = None) -> str:
-    model, x = network(), torch.randn(4, 1, side, side)
+def conditions(
+    side: int,
+    kind: type[GReDP] | type[SpectralDP],
+    backend: str | None = None,
+    padding: int = 1,
+    **options: Any,
+) -> str:
+    model, x = network(padding), torch.randn(4, 1, side, side)
     given = {"keep_fraction": 0.5} if kind is SpectralDP else {}
     mechanism = kind(
         noise_multiplier=1.0,
@@ -27,6 +34,7 @@ def conditions(side: int, kind: type[GReDP] | type[SpectralDP], backend: str | N
         sites=dpkern.survey(model, x[:2]),
         mode="published",
         **given,
+        **options,
     )
     engine = dpkern.PrivacyEngine()
     engine.make_private(
@@ -42,9 +50,19 @@ def conditions(side: int, kind: type[GReDP] | type[SpectralDP], backend: str | N
 @pytest.mark.parametrize("kind", [GReDP, SpectralDP])
 def test_grids_beyond_the_kernels_are_named(kind: type[GReDP] | type[SpectralDP]) -> None:
     assert "Fourier" not in conditions(16, kind)
-    found = conditions(LONGEST + 6, kind)
+    assert "Fourier" not in conditions(134, kind)  # 136 = 17 * 8
+    found = conditions(255, kind)  # 257 is a prime number above the kernel's factors
     assert "Fourier transforms keep the error" in found
-    assert "on grids of 136 x 136" in found
+    assert "on grids of 257 x 257" in found
+
+
+@pytest.mark.parametrize(("kind", "named"), [(GReDP, False), (SpectralDP, True)])
+def test_norms_without_a_filter_take_a_grid_of_their_own(
+    kind: type[GReDP] | type[SpectralDP], named: bool
+) -> None:
+    """No lag wraps around on 257, the linear grid of 129: any larger one has the same norm."""
+    size = ((257, 257), None, None, None)
+    assert ("Fourier" in conditions(129, kind, padding=0, fft_size=size)) == named
 
 
 def test_the_reference_has_no_proof_of_its_own() -> None:

@@ -186,9 +186,12 @@ std::vector<double> turns_of(const std::vector<std::int64_t>& lines) {
 
 // The norm on a 6 x 8 grid against circular autocorrelations, which need no transform:
 // || R ||^2 = sum_u A_x(u) A_g(u). One bin is kept: that of frequency 0, the sum of a map.
+// Two levels take the lines as 2 x 3 and 4 x 2 values.
 template <class T>
-std::int64_t test_norm(int threads, const std::string& setting) {
-  constexpr std::int64_t kP = 6, kQ = 8, kSlots = (kQ / 2 + 1) * 4;
+std::int64_t test_norm(bool two_levels, int threads, const std::string& setting) {
+  constexpr std::int64_t kP = 6, kQ = 8;
+  const std::int64_t slots = (kQ / 2 + 1) * (two_levels ? kP : 4);
+  const std::int64_t down = two_levels ? 2 : 1, across = two_levels ? 4 : 1;
   const auto place = [](std::int64_t y, std::int64_t x, std::int64_t u, std::int64_t v) {
     return std::pair((y + u) % kP, (x + v) % kQ);
   };
@@ -196,16 +199,20 @@ std::int64_t test_norm(int threads, const std::string& setting) {
   for (const std::int64_t batch : {1, 5, 19}) {
     const std::int64_t ins = batch == 5 ? 17 : 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
     const auto x = normals<T>(batch * ins * H * W, 7), g = normals<T>(batch * outs * Y * X, 8);
-    const std::vector<std::int64_t> lines{kP, H, 1, kQ, W, 1, kP, Y, 1, kQ, X, 1};
+    const std::vector<std::int64_t> lines{kP, H, down, kQ, W, across, kP, Y, down, kQ, X, across};
     const auto turns = turns_of(lines);
-    std::vector<std::int64_t> index(kSlots), bins(2 * kSlots, -1), from{0};
-    std::vector<double> weights(3 * kSlots), parseval(kSlots), turn{1, 0, 0, -1};
+    std::vector<std::int64_t> index(at(slots)), bins(at(2 * slots), -1), from{0};
+    std::vector<double> weights(at(3 * slots)), parseval(at(slots)), turn{1, 0, 0, -1};
     bins[0] = 0;  // the place of frequency 0
-    for (std::int64_t k = 0; k < kSlots; ++k) {
-      const std::int64_t kx = k / 4, low = k % 4 / 2, ky = k % 2 == 0 ? low : kP / 2 - low;
-      const double across = kx % (kQ / 2) == 0 ? 1 : 2, down = ky % (kP / 2) == 0 ? 1 : 2;
+    for (std::int64_t k = 0; k < slots; ++k) {
       index[at(k)] = k;
-      parseval[at(k)] = across * down / (kP * kQ);
+      if (two_levels) {  // columns are 0, 4, 1, 5, 2, with all of their frequencies
+        parseval[at(k)] = weights[at(k)] = (k < 2 * kP ? 1.0 : 2.0) / (kP * kQ);
+        continue;
+      }
+      const std::int64_t kx = k / 4, low = k % 4 / 2, ky = k % 2 == 0 ? low : kP / 2 - low;
+      const double of_kx = kx % (kQ / 2) == 0 ? 1 : 2, of_ky = ky % (kP / 2) == 0 ? 1 : 2;
+      parseval[at(k)] = of_kx * of_ky / (kP * kQ);
       weights[at(3 * k)] = parseval[at(k)];
       weights[at(3 * k + 1)] = 4 * parseval[at(k)];
     }
@@ -223,7 +230,8 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       call.x_bin = call.g_bin = bins.data(), call.x_from = call.g_from = from.data();
       call.x_turn = call.g_turn = turn.data(), call.x_bins = x_bins.data();
       call.g_bins = g_bins.data(), call.squares = got.data(), call.B = batch, call.C = ins;
-      call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = kSlots;
+      call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = slots;
+      call.J = two_levels ? 1 : 3;
       cpu::spectral_norm<T>(call, threads);
       std::vector<T> alone(x_bins.size());
       std::vector<double> squares(at(batch));
@@ -232,6 +240,7 @@ std::int64_t test_norm(int threads, const std::string& setting) {
       only.bin = bins.data(), only.source = from.data(), only.turn = turn.data();
       only.count = 1, only.wide = wide, only.bins = alone.data(), only.B = batch, only.C = ins;
       only.H = H, only.W = W, only.R = 1, only.squares = squares.data();
+      only.S = two_levels ? 1 : 2;
       cpu::spectral_bins<T>(only, threads);
       check(alone == x_bins, "bins without powers" + setting);
       for (std::int64_t b = 0; b < batch; ++b) {
@@ -454,7 +463,10 @@ std::int64_t test_spectral() {
   for_every_setting([&](int threads, const std::string& setting) {
     cases += test_powers<float>(threads, setting) + test_powers<double>(threads, setting);
     cases += test_squares(threads, setting);
-    cases += test_norm<float>(threads, setting) + test_norm<double>(threads, setting);
+    for (const bool two_levels : {false, true}) {
+      cases += test_norm<float>(two_levels, threads, setting);
+      cases += test_norm<double>(two_levels, threads, setting);
+    }
     cases += test_bins_sum<float>(threads, setting) + test_bins_sum<double>(threads, setting);
     cases += test_whitened_bins<float>(threads, setting);
     cases += test_whitened_bins<double>(threads, setting);

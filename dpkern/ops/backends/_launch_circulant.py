@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from ...base import layouts
 from ..spectral import circulant
 from ..spectral._band import Band, half_weights
-from ..spectral._plan import circle
+from ..spectral._lines import circle
 from ..spectral._spectra import half_gains, on
 from . import _device, _device_spectral, _tables
 from . import _kernels as table

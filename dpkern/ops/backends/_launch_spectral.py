@@ -20,15 +20,8 @@ from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._plan import (
-    FrequencyLine,
-    Places,
-    circle,
-    places,
-    retained,
-    sums_error,
-    tables_of,
-)
+from ..spectral._lines import FrequencyLine, circle
+from ..spectral._plan import Places, places, retained, sums_error, tables_of
 from ..spectral._sizes import ConvolutionGrid
 from ..spectral._spectra import Grid, of_one_sample, on
 from ..spectral._whitened_plan import whitened_plan

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
-from ._plan import circle
+from ._lines import circle
 from ._sizes import Pair
 
 Tables = tuple[Tensor, Tensor, Tensor]

@@ -2,8 +2,9 @@
 
 ``csrc/cpu/spectral_transform.h`` transforms a map by products with cosines and sines, folded about
 its centre, and keeps ``M`` and ``N`` of a quarter of the frequencies, ``M +- 2 N`` being the powers
-at ``(+-ky, kx)``. Here stand the tables that it reads. The proof of the errors is in
-``docs/spectral.md``.
+at ``(+-ky, kx)``. Where a line is long it takes both axes in two levels (``spectral_long.h``) and
+keeps the powers of half of the frequencies. Here stand the tables that it reads. The proof of the
+errors is in ``docs/spectral.md``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,87 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
+from ._lines import LONGEST, FrequencyLine, Integers, LongLine, circle, long_line
 from ._sizes import Pair
 from ._spectra import Grid, half_gains
 
-Integers = NDArray[np.int64]
-LONGEST = 128
-"""Values on an axis up to which products take no more than a third longer than a library's fast
-transform, whose bound is not ours; up to 96 they are faster."""
-_PRECISE = 64
-"""Values on an axis up to which sums of float32 keep a small error."""
+_ERROR = 7e-5
+"""Error of a transform up to which float32 is precise."""
 _CHANNELS = 64
 """Channels of a group up to which float32 may sum their powers."""
 _CHEAP = 12
 """Products of the weighted gradient for each of the norm, from which a double norm is cheap."""
-
-
-@dataclass(frozen=True)
-class FrequencyLine:
-    """``count`` values, ``step`` apart, on a circle of ``n``.
-
-    Attributes:
-        shared: whether frequencies k and n/2 - k share products where they can.
-    """
-
-    n: int
-    count: int
-    step: int
-    shared: bool = True
-
-    @property
-    def split(self) -> bool:
-        """Whether frequencies k and n/2 - k share products."""
-        return self.shared and self.n % 2 == 0 and self.step % 2 == 1
-
-    @property
-    def terms(self) -> int:
-        """Products in the longest sum."""
-        half = self.count // 2
-        return half // 2 + 1 if self.split else half + 1
-
-    @property
-    def frequencies(self) -> Integers:
-        """Those along a column in the kernel's order, one of which may stand there twice."""
-        first = np.arange((self.n // 4 if self.split else self.n // 2) + 1)
-        return np.stack([first, self.n // 2 - first], 1).ravel() if self.split else first
-
-    @property
-    def weights(self) -> Array:
-        """The number of frequencies that each one stands for, 0 for a second copy."""
-        weights: Array = half_weights(self.n)[self.frequencies]
-        if self.split and self.n % 4 == 0:
-            weights[-1] = 0
-        return weights
-
-    def error(self, dtype: torch.dtype) -> float:
-        """Return the error of the sums relative to their exact norm, from above.
-
-        ``gamma ||B||_2`` with ``B`` the absolute values of the isometry that the line is, and
-        ``||B||_2^2 <= ||B||_1 ||B||_inf``.
-        """
-        unit = torch.finfo(dtype).eps / 2
-        # A coefficient, the sum, the sum of even and odd terms, and one to spare; float64
-        # coefficients are off by more than one rounding.
-        roundings = self.terms + (3 if dtype is torch.float32 else 8)
-        gamma = roundings * unit / (1 - roundings * unit)
-        turns = np.outer(np.arange(self.n // 2 + 1), np.arange(self.count) * self.step) % self.n
-        scale = np.sqrt(half_weights(self.n) / self.n)[:, None]
-        parts = np.abs(np.concatenate([table[turns] * scale for table in circle(self.n)]))
-        return float(gamma * math.sqrt(parts.sum(0).max() * parts.sum(1).max()) * (1 + 1e-9))
-
-
-@lru_cache(maxsize=256)
-def circle(n: int) -> Array:
-    """Return cosines and sines of ``2 pi m / n``, ``[2, n]``, with the exact zeros and ones."""
-    quarter, rest = np.divmod(4 * np.arange(n), n)  # a quarter of the circle has n steps here
-    near = 2 * rest <= n
-    angle = np.where(near, rest, n - rest) * (math.pi / (2 * n))
-    cosine = np.where(near, np.cos(angle), np.sin(angle))
-    sine = np.where(near, np.sin(angle), np.cos(angle))
-    signs = [(cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine)]
-    table: Array = np.stack([np.choose(quarter, [pair[part] for pair in signs]) for part in (0, 1)])
-    return table + 0.0
 
 
 @dataclass(frozen=True)
@@ -108,9 +39,10 @@ class NormTables:
     Attributes:
         lines: rows and columns of x, then of g, ``(n, count, step)`` each.
         turns: their cosines and sines.
-        index: the place of g's ``M`` and ``N`` for each place of x.
-        weights: ``[places of x, 3]``, of the products ``M M``, ``N N`` and ``M N``.
-        x_weights, g_weights: Parseval's, from ``M`` to the squared norm of an operand.
+        index: the place of g's numbers for each place of x.
+        weights: ``[places of x, 3]``, of the products ``M M``, ``N N`` and ``M N``; of long lines
+            ``[places of x, 1]``, of powers.
+        x_weights, g_weights: Parseval's, from ``M`` or powers to the squared norm of an operand.
         errors: of the transforms of x and of g in float32, and of both in float64.
         share: ``sqrt(P' Q')`` of g's grid.
         skew: whether gains at ``(ky, kx)`` and ``(-ky, kx)`` differ.
@@ -154,6 +86,9 @@ class NormPlan:
 class Places:
     """Places ``[kx, ky]`` of a quarter of a grid's frequencies, both flat."""
 
+    parts: ClassVar[int] = 2
+    """Bins of a place."""
+
     rows: FrequencyLine
     columns: FrequencyLine
 
@@ -191,33 +126,91 @@ class Places:
         first[order[::-1]] = np.arange(len(order))[::-1]
         return kx * len(order) + first[ky], np.where(mirrored, -1, 1), conjugate
 
+    def factors(self, gains: Array, signs: Integers) -> Array:
+        """Return the weights of products, for squared gains ``[P, Q/2 + 1]``."""
+        plus, minus = gains[self.ky, self.kx], gains[-self.ky % self.rows.n, self.kx]
+        even, odd = self.weights / 2 * (plus + minus), self.weights * (plus - minus)
+        return np.stack([even, 4 * signs * even, odd], 1)
+
+
+@dataclass(frozen=True)
+class LongPlaces:
+    """Places ``[kx, ky]`` of half of the frequencies of a grid with long lines, both flat."""
+
+    parts: ClassVar[int] = 1
+
+    rows: LongLine
+    columns: LongLine
+
+    @property
+    def ky(self) -> Integers:
+        """Frequencies along columns."""
+        return np.tile(self.rows.frequencies, len(self.columns.halves))
+
+    @property
+    def kx(self) -> Integers:
+        """Frequencies along rows, above the half where the kernel has the conjugate."""
+        return np.repeat(self.columns.halves, self.rows.n)
+
+    @property
+    def weights(self) -> Array:
+        """The share of a power in the squared norm of a map."""
+        stands: Array = np.where(2 * self.kx % self.columns.n == 0, 1.0, 2.0)
+        return stands / (self.rows.n * self.columns.n)
+
+    def find(self, ky: Integers, kx: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
+        """Return the places of frequencies, 1 for each, and which are conjugates there."""
+        down, across = np.empty(self.rows.n, np.int64), np.full(self.columns.n, -1)
+        down[self.rows.frequencies] = np.arange(self.rows.n)
+        across[self.columns.halves] = np.arange(len(self.columns.halves))
+        conjugate = across[kx % self.columns.n] < 0
+        sign = np.where(conjugate, -1, 1)
+        place = across[sign * kx % self.columns.n] * self.rows.n + down[sign * ky % self.rows.n]
+        return place, np.ones_like(place), conjugate
+
+    def factors(self, gains: Array, _: Integers) -> Array:
+        """Return the weights of products, for squared gains ``[P, Q/2 + 1]``."""
+        sign = np.where(2 * self.kx > self.columns.n, -1, 1)
+        kept = gains[sign * self.ky % self.rows.n, sign * self.kx % self.columns.n]
+        return (self.weights * kept)[:, None]
+
+
+Sides = tuple[Places, Places] | tuple[LongPlaces, LongPlaces]
+"""Those of the inputs and of the output gradients."""
+
 
 @lru_cache(maxsize=256)
-def _make(x: Places, g: Places, band: Band | None) -> NormTables:
+def _make(sides: Sides, band: Band | None) -> NormTables:
+    x, g = sides
     (p, q), turned = (x.rows.n, x.columns.n), (x.rows, x.columns, g.rows, g.columns)
     gains = np.ones((p, q // 2 + 1)) if band is None else half_gains(band).numpy() ** 2
     index, signs, _ = g.find(x.ky, x.kx)
-    plus, minus = gains[x.ky, x.kx], gains[-x.ky % p, x.kx]
-    even, odd = x.weights / 2 * (plus + minus), x.weights * (plus - minus)
+    weights = x.factors(gains, signs)
     errors = [
         _both(rows, columns, dtype)
         for dtype in (torch.float32, torch.float64)
         for rows, columns in (turned[:2], turned[2:])
     ]
     return NormTables(
-        lines=torch.tensor([(line.n, line.count, line.step) for line in turned]).flatten(),
+        lines=torch.tensor([_numbers(line) for line in turned]).flatten(),
         turns=torch.from_numpy(np.concatenate([circle(line.n).ravel() for line in turned])),
         index=torch.from_numpy(index),
-        weights=torch.from_numpy(np.stack([even, 4 * signs * even, odd], 1)),
+        weights=torch.from_numpy(weights),
         x_weights=torch.from_numpy(x.weights),
         g_weights=torch.from_numpy(g.weights),
         errors=torch.tensor(errors, dtype=torch.float64),
         share=math.sqrt(g.rows.n * g.columns.n),
-        skew=bool(odd.any()),
+        skew=bool(weights[:, 2:].any()),
     )
 
 
-def _both(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> float:
+def _numbers(line: FrequencyLine | LongLine) -> tuple[int, int, int]:
+    return line.n, line.count, line.step if isinstance(line, FrequencyLine) else line.first
+
+
+def _both(
+    rows: FrequencyLine | LongLine, columns: FrequencyLine | LongLine, dtype: torch.dtype
+) -> float:
     """Return eta of both axes: ``(1 + u)^2`` for folding, and the two sums."""
     unit = torch.finfo(dtype).eps / 2
     factors = (1 + unit) ** 2 * (1 + rows.error(dtype)) * (1 + columns.error(dtype))
@@ -230,66 +223,92 @@ def sums_error(
     """Return the error of the product over frequencies, relative to ``sum w M_x M_d``.
 
     M is a sum of ``4 C`` squares, N one of ``2 C`` products whose sizes add up to ``M / 2``; gains
-    that differ between ``ky`` and ``-ky`` meet both operands' errors once more. More than ``most``
-    channels are added up in float64.
+    that differ between ``ky`` and ``-ky`` meet both operands' errors once more. Powers of long
+    lines are sums of ``2 C`` squares. More than ``most`` channels are added up in float64.
     """
     geometry = grid.layer.geometry
     channels = (geometry.in_channels, geometry.out_channels)
     each = [n // geometry.groups for n in channels]
     maps = sum(each) if most is None else sum(min(n, most) for n in each)
-    terms = (12 if tables.skew else 6) * maps + 8
+    terms = (12 if tables.skew else 6 if tables.weights.shape[1] > 1 else 2) * maps + 8
     unit = torch.finfo(dtype).eps / 2
     return (1 + 2.0**-10) * terms * unit + (len(tables.index) + geometry.groups + 16) * 2.0**-50
 
 
 def places(grid: Grid, shared: bool = True) -> tuple[Places, Places]:
-    """Return the frequencies of the inputs and of the output gradients."""
-    steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
-    rows, columns = (
-        FrequencyLine(n, count, 1, shared) for n, count in zip(grid.size, grid.rows, strict=True)
-    )
-    g_rows, g_columns = (
-        FrequencyLine(n, count, step, shared)
-        for n, count, step in zip(grid.folded, grid.layer.output, steps, strict=True)
+    """Return the frequencies of the inputs and of the output gradients, one level for a line."""
+    (rows, columns), (g_rows, g_columns) = (
+        [FrequencyLine(n, count, step, shared) for n, count, step in side] for side in _sizes(grid)
     )
     return Places(rows, columns), Places(g_rows, g_columns)
 
 
+def _sizes(grid: Grid) -> list[list[tuple[int, int, int]]]:
+    """Return ``(n, count, step)`` of the lines of x and of g."""
+    steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
+    x = zip(grid.size, grid.rows, (1, 1), strict=True)
+    return [list(x), list(zip(grid.folded, grid.layer.output, steps, strict=True))]
+
+
+@lru_cache(maxsize=1024)
+def _sides(grid: Grid) -> Sides | None:
+    """Return the frequencies in the CPU kernel's order; None where it does not take the grid."""
+    if max(grid.size) <= LONGEST:
+        return places(grid)
+    lines = [long_line(*sizes) for side in _sizes(grid) for sizes in side]
+    rows, columns, g_rows, g_columns = lines
+    if rows is None or columns is None or g_rows is None or g_columns is None:
+        return None
+    return LongPlaces(rows, columns), LongPlaces(g_rows, g_columns)
+
+
+def sides_of(grid: Grid) -> Sides:
+    """Return the frequencies in the CPU kernel's order, of a grid that it ``reaches``."""
+    sides = _sides(grid)
+    assert sides is not None
+    return sides
+
+
 def tables_of(grid: Grid, shared: bool = True) -> NormTables:
     """Return the tables of a grid, for kernels whose frequencies share products or do not."""
-    return _make(*places(grid, shared), grid.band)
+    return _make(places(grid, shared), grid.band)
 
 
 @lru_cache(maxsize=1024)
 def plan_of(grid: Grid) -> NormPlan:
     """Return the plan of a layer on its grid."""
-    tables = tables_of(grid)
+    tables = _make(sides_of(grid), grid.band)
     narrow, wide = (sums_error(grid, tables, dtype) for dtype in (torch.float32, torch.float64))
-    return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid))
+    return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid, tables))
 
 
 def reaches(grid: Grid) -> bool:
-    """Whether the kernel takes this grid."""
-    return max(grid.size) <= LONGEST and min(grid.rows) > 0
+    """Whether the CPU kernel takes this grid."""
+    return min(grid.rows) > 0 and _sides(grid) is not None
+
+
+def takes(size: Pair) -> bool:
+    """Whether the CPU kernel takes grids of this size; a stride leaves factors of it."""
+    return max(size) <= LONGEST or all(long_line(n, n, 1) is not None for n in size)
 
 
 def transform_products(grid: Grid) -> int:
     """Return the products of one sample's transforms and powers."""
-    total = 0
     geometry = grid.layer.geometry
-    for side, maps in zip(places(grid), (geometry.in_channels, geometry.out_channels), strict=True):
+    x, g = _sides(grid) or places(grid)
+    total = 0
+    for side, maps in ((x, geometry.in_channels), (g, geometry.out_channels)):
         rows, columns = side.rows, side.columns
-        across = len(columns.frequencies) * columns.terms * 2 * rows.count
-        down = (columns.n // 2 + 1) * len(rows.frequencies) * (rows.terms * 4 + 6)
-        total += maps * (across + down)
+        down = 2 * rows.products + (6 if side.parts == 2 else 4) * len(rows.frequencies)
+        total += maps * (columns.products * rows.count + (columns.n // 2 + 1) * down)
     return total
 
 
-def _wide(grid: Grid) -> bool:
+def _wide(grid: Grid, tables: NormTables) -> bool:
     """Whether to compute in double at once: where float32 is imprecise, or double is cheap."""
     geometry = grid.layer.geometry
     channels = max(geometry.in_channels, geometry.out_channels) // geometry.groups
-    if max(grid.size) > _PRECISE or channels > _CHANNELS:
+    if float(tables.errors[:2].max()) > _ERROR or channels > _CHANNELS:
         return True
     pairs = geometry.in_channels * geometry.out_channels // geometry.groups
     taps = math.prod(geometry.kernel) * geometry.positions
@@ -301,7 +320,8 @@ class Retained:
     """Bins of one operand that the kernel writes out.
 
     Attributes:
-        places: ``[places, 2]``, the bin at ``(+ky, kx)`` and at ``(-ky, kx)``, or -1.
+        places: ``[places, 2]``, the bin at ``(+ky, kx)`` and at ``(-ky, kx)``, or -1; of long lines
+            ``[places, 1]``.
         source: ``[K]``, which of them each retained bin is; aliases of a stride share one.
         turn: ``[K, 4]``, from ``A - i B`` about the centre to real and imaginary part.
         count: how many bins there are.
@@ -313,7 +333,7 @@ class Retained:
     count: int
 
 
-def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
+def _retain(side: Places | LongPlaces, centre: Pair, ky: Integers, kx: Integers) -> Retained:
     place, sign, conjugate = side.find(ky, kx)
     which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
     table = np.full(2 * len(side.ky), -1)
@@ -326,7 +346,7 @@ def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
     side_sign = np.where(conjugate, -1.0, 1.0)
     turn = np.stack([real, side_sign * imag, imag, -side_sign * real], 1)
     return Retained(
-        places=torch.from_numpy(table.reshape(-1, 2)),
+        places=torch.from_numpy(table.reshape(-1, 2)[:, : side.parts].copy()),
         source=torch.from_numpy(source.reshape(-1)),
         turn=torch.from_numpy(turn),
         count=len(which),
@@ -336,28 +356,27 @@ def _retain(side: Places, centre: Pair, ky: Integers, kx: Integers) -> Retained:
 @lru_cache(maxsize=256)
 def retained(grid: Grid, band: Band, shared: bool = True) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
-    x, g = places(grid, shared)
-    (top, left), (height, width) = grid.layer.padding, grid.rows
-    y, z = (
-        n // 2 * line.step for n, line in zip(grid.layer.output, (g.rows, g.columns), strict=True)
-    )
+    x, g = sides_of(grid) if shared else places(grid, shared)
+    top, left = grid.layer.padding
+    y, z = (line.origin * line.step for line in (g.rows, g.columns))
     ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
-    centre = top + height // 2, left + width // 2
+    centre = top + x.rows.origin, left + x.columns.origin
     return _retain(x, centre, ky, kx), _retain(g, (y, z), ky, kx)
 
 
 __all__ = [
-    "FrequencyLine",
+    "LongPlaces",
     "NormPlan",
     "NormTables",
     "Places",
     "Retained",
-    "circle",
     "places",
     "plan_of",
     "reaches",
     "retained",
+    "sides_of",
     "sums_error",
     "tables_of",
+    "takes",
     "transform_products",
 ]

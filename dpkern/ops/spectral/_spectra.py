@@ -6,7 +6,7 @@ kx is 0 or Q/2, else 2,
     || h * R ||^2 = 1/(PQ) sum_groups sum_ky sum_{kx <= Q/2} w Gamma^2 (sum_o |D^|^2)(sum_c |X^|^2)
 
 Where the stride s divides P, D^ has period P/s: D is transformed without its gaps on P/s, and the
-other factor is folded, sum_j X^2(k + j P/s).
+other factor is folded, sum_j X^2(k + j P/s). Other strides do so by their greatest common divisor.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Grid:
 
     @cached_property
     def folds(self) -> Pair:
-        """Repetitions of D's spectrum per axis: the stride if it divides the grid."""
-        y, x = (s if n % s == 0 else 1 for n, s in zip(self.size, self.layer.stride, strict=True))
+        """Repetitions of D's spectrum per axis: what the stride and the grid have in common."""
+        y, x = (math.gcd(n, s) for n, s in zip(self.size, self.layer.stride, strict=True))
         return y, x
 
     @cached_property

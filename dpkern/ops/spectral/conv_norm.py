@@ -101,10 +101,11 @@ def conv_norm(
 
     Returns:
         float64 ``[B]``: at least the exact value of these inputs, and above it by about 1e-5
-        (float32; Triton's 1e-4) or 1e-13 (float64) of it unless the spectra of x and g hardly
-        meet. Proved of the kernels (docs/spectral.md); elsewhere if the transforms keep Higham's
-        bound, which leaves out what underflows (operands below 2^-126). Left out everywhere:
-        denormals that the processor was told to flush, and float64 operands below 2^-500.
+        (float32; Triton's 1e-4, up to 1e-3 above 64 values on an axis) or 1e-13 (float64) of it
+        unless the spectra of x and g hardly meet. Proved of the kernels (docs/spectral.md);
+        elsewhere if the transforms keep Higham's bound, which leaves out what underflows
+        (operands below 2^-126). Left out everywhere: denormals that the processor
+        was told to flush, and float64 operands below 2^-500.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout, size or band.

@@ -19,7 +19,8 @@ from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _device_spectral, _launch_spectral, cuda
 from dpkern.ops.backends._kernels import KERNELS
 from dpkern.ops.spectral import Band
-from dpkern.ops.spectral._plan import FrequencyLine, NormTables, Places
+from dpkern.ops.spectral._lines import FrequencyLine
+from dpkern.ops.spectral._plan import NormTables, Places
 from dpkern.ops.spectral._spectra import on
 from dpkern.ops.spectral._whitened_plan import whitened_plan
 from tests.ops import test_spectral_bound, test_whitened_bins

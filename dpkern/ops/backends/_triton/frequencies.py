@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ...spectral._band import Band, half_weights
-from ...spectral._plan import circle
+from ...spectral._lines import circle
 from ...spectral._spectra import half_gains, on
 from .launch import INTERPRETED, launch
 from .operands import MULTIPLE, product

@@ -28,7 +28,8 @@ from ...ghost._bounds import of_sums
 from ...ghost._conv_geometry import Size
 from ...spectral import bins
 from ...spectral._band import Band, half_weights
-from ...spectral._plan import FrequencyLine, circle, places
+from ...spectral._lines import FrequencyLine, circle
+from ...spectral._plan import places
 from ...spectral._sizes import ConvolutionGrid, Pair, planes
 from ...spectral._spectra import Grid, of_one_sample, on, product_squares
 from ...spectral._whitened_plan import whitened_plan
