@@ -1,16 +1,16 @@
 """Norms from Gram matrices, where a program owns a sample of one of several layers.
 
 Tiles of 128 x 128 (``gram.py``) of 197 positions are two fifths full, and load rows of the operands
-twice. Here the positions fall into ranges of 128, 64 and a few, and a matrix into the six tiles of
+twice. Here the positions fall into ranges of 128, 64 and 8, and a matrix into the six tiles of
 their products, so that each chunk of features is loaded once for all of them:
 
     first first^T   first second^T    first third^T
                     second second^T   second third^T
                                       third third^T
 
-A matrix fills the registers: that of the inputs waits in memory until that of the output gradients
-is complete. A batch of 64 samples would leave half of an H200 idle: layers share a launch. Not yet
-run on a GPU.
+One matrix fills the registers: both go to memory as they are completed, 512 KB for a program, and
+are read again for the sum over all pairs. A batch of 64 samples would leave half of an H200 idle:
+layers share a launch. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ def _put_matrix(
     THIRD: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Store the tiles of ``x x^T`` at their places."""
+    """Store the tiles of ``x x^T`` at their places.
+
+    In an order of products and tiles that leaves no spills: the assembler keeps several products
+    before it adds them to their totals.
+    """
     LAST: tl.constexpr = FIRST + SECOND
     rr = tl.zeros([FIRST, FIRST], tl.float32)
     rs = tl.zeros([FIRST, SECOND], tl.float32)
@@ -117,7 +121,11 @@ def gram_samples_kernel(
     SLAB: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Write the upper end of a sample's interval, and whether it is tight."""
+    """Write the upper end of a sample's interval, and whether it is tight.
+
+    ``lanes`` is ``LANES``, which the compiler does not know of the second matrix: it would keep the
+    first one's addresses in registers until then.
+    """
     layer = tl.program_id(0) // samples
     sample = tl.program_id(0) % samples
     program = tl.program_id(0).to(tl.int64)
@@ -204,18 +212,8 @@ def _launch(
             one.a,
             tuple(_described(each.a[some]) for each in layers),
             tuple(_described(each.g[some]) for each in layers),
-            *(
-                one.columns,
-                one.sizes[5],
-                matrices,
-                lengths,
-                high,
-                tight,
-                one.positions,
-                samples,
-                LANES,
-                numbers,
-            ),
+            *(one.columns, one.sizes[5], matrices, lengths, high, tight),
+            *(one.positions, samples, LANES, numbers),
             LAYERS=len(layers),
             FIRST=shares.FIRST,
             SECOND=shares.SECOND,
