@@ -69,6 +69,7 @@ class StepGraph(Closes):
             batches, and takes batches of other samplings as they are, all of one size.
 
     Attributes:
+        rows: number of rows of a recorded pass; None takes batches as they are.
         replays: number of steps that were replayed.
         reason: the reason why the last step was not; empty if it was.
 
