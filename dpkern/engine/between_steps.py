@@ -41,19 +41,18 @@ class BetweenSteps:
         self._parameters = parameters
         self._writes = writes
         self._found = found
-        self._steps = 0
         self._secret = draw_gap()
+        self.next = 1
+        """The number of the next step behind which contents are kept."""
         self._looked_at = 0
         self.held: list[HeldTensor] = []
         """Contents that the last step has left; empty where nothing is compared."""
 
-    def keep(self) -> None:
-        """Keep what a step has left, if it is one of those behind which contents are compared."""
-        self._steps += 1
-        secret = self._steps == self._secret
-        if self._steps & (self._steps - 1) and not secret:
-            return
-        self._secret += draw_gap() if secret else 0
+    def keep(self, steps: int) -> None:
+        """Keep what the last of these steps has left, to compare it as the next one begins."""
+        if self._secret <= steps:
+            self._secret = steps + draw_gap()
+        self.next = min(self._secret, 1 << steps.bit_length())
         self._looked_at = self._writes()
         room = ROOM
         for tensor in self._trained():

@@ -14,7 +14,7 @@ from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses, uniform_classes
 from .layers_alone import LayersProbe, runs_layers_alone
 from .numbers_kept import numbers_kept
-from .occasions import Occasions
+from .occasions import Occasions, dispatch_modes, function_modes
 from .outcome import ProbeOutcome
 from .pass_look import pass_look
 from .provenance.statistic import READ
@@ -166,8 +166,9 @@ class ForwardGuard:
         occasions, quick = self._occasions, self.state.quick
         due = self._uniform or occasions.gap <= 1 or self._numbers_are_due
         quick = None if due else quick
-        quick = quick if usual and recording and occasions.has_same_modes() else None
-        if quick is not None and quick.before():
+        if occasions.modes or function_modes() or dispatch_modes():
+            quick = quick if occasions.has_same_modes() else None
+        if usual and recording and quick is not None and quick.before():
             occasions.gap -= 1
             self._usual = self.is_as_looked = True
             return

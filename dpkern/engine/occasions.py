@@ -35,8 +35,8 @@ _OF_ALL_MODULES = (
 )
 """Hooks that torch calls for every module."""
 
-_function_modes = torch._C._len_torch_function_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+function_modes = torch._C._len_torch_function_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 _DISCRETE = (bool, str, type(None))
 _TRAINED = Tensor.requires_grad
@@ -69,7 +69,8 @@ class Occasions:
         self._counts: list[int] = []
         self._values: list[Any] = []
         self._trained: list[bool] = []
-        self._modes: tuple[Any, ...] = ()
+        self.modes: tuple[Any, ...] = ()
+        """The modes of torch that the last pass which was read has met."""
         self._firsts = 2
         self._left: list[Any] = []
         """All attributes as one of the first passes has left them."""
@@ -141,9 +142,9 @@ class Occasions:
 
     def has_same_modes(self) -> bool:
         """Whether the same modes of torch are entered as in the last pass that was read."""
-        if not (self._modes or _function_modes() or _dispatch_modes()):
+        if not (self.modes or function_modes() or dispatch_modes()):
             return True
-        return self._modes == _entered_modes()
+        return self.modes == _entered_modes()
 
     def is_known(self, recording: bool, given: Hashable) -> bool:
         """Whether a pass with these flags, in the present combination, has been probed."""
@@ -254,7 +255,7 @@ class Occasions:
                 self._refresh()
                 self._values = [*map(call, self._getters, self._held)]
             self._trained = read(_TRAINED, self._parameters)
-        self._modes = _entered_modes()
+        self.modes = _entered_modes()
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
         self._entries = TableEntries(self._everywhere)
@@ -273,7 +274,7 @@ class Occasions:
             trained = read(_TRAINED, self._parameters)
         parts = [(id(table), *map(id, table.values())) for table in self._children]
         hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
-        return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks), self._modes))
+        return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks), self.modes))
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -283,7 +284,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 def _entered_modes() -> tuple[tuple[str, int], ...]:
     """Return the modes through which torch's operations go now."""
-    if not (_function_modes() or _dispatch_modes()):
+    if not (function_modes() or dispatch_modes()):
         return ()
     of_functions: Any = _get_current_function_mode_stack  # torch leaves it without types
     modes = (*of_functions(), *_get_current_dispatch_mode_stack())

@@ -224,13 +224,18 @@ class OptimizerAdapter:
                 close()
                 if self.batches.final:
                     self._release()
-                    if self.processes is None and self.sharded is None:
-                        self.between.keep()
+                    if self.dp_step.steps >= self.between.next:
+                        self._keep_contents()
         finally:
             torch._C._set_grad_enabled(recording)
         self.capture.loss_scale = 1.0
         self.batches.step_taken()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _keep_contents(self) -> None:
+        """Keep parameters and state, to see whether the loop writes into them."""
+        if self.processes is None and self.sharded is None:
+            self.between.keep(self.dp_step.steps)
 
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkern.engine import occasions, step_graph
+from dpkern.engine import guard, occasions, step_graph
 from dpkern.ops.backends import _device, _tables
 from dpkern.ops.backends.cuda import ModuleLauncher
 from tests.engine.device_path import Driver
@@ -41,8 +41,8 @@ class RecordedWork(TorchDispatchMode):
         self._launches: list[Callable[[], Any]] = []
         with pytest.MonkeyPatch.context() as patch, _tables.written_late() as tables:
             patch.setattr(_device, "capturing", lambda _: True)
-            # A recording on a device is no mode of torch, which guards would see.
-            patch.setattr(occasions, "_dispatch_modes", lambda: 0)
+            for place in (guard, occasions):  # a stream that records is no mode of torch's
+                patch.setattr(place, "dispatch_modes", lambda: 0)
             with torch.random.fork_rng(), self._watch_kernels(patch), self:
                 self.results = work()
         for made in self._made:

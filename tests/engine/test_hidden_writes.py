@@ -60,7 +60,7 @@ LOOKED_AT: dict[str, Write] = {
 @pytest.fixture
 def without_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare no contents: what follows is seen as it happens."""
-    monkeypatch.setattr(between_steps.BetweenSteps, "keep", lambda self: None)
+    monkeypatch.setattr(between_steps.BetweenSteps, "keep", lambda self, steps: None)
 
 
 @pytest.mark.usefixtures("without_contents")

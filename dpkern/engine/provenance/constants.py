@@ -32,6 +32,9 @@ from .statistic import READ, Statistic, is_usual
 FEW = 64
 """Number of entries up to which constants are looked at."""
 
+WHEN_READ: list[Callable[[], None]] = []
+"""Functions that begin to look at numbers, called once a loop has read some."""
+
 _MOST = 1024
 
 _RECENT, _FACTORS = 16, 2
@@ -59,6 +62,8 @@ class Constants:
         """Whether public numbers were named by ``know``."""
         self._reads = 0
         """The count of numbers that the loop has read, no condition as long as it prints them."""
+        self._smooths = False
+        """Whether a number that smooths labels was met: nothing is looked at before one is read."""
         self._counts_are_out = False
         """Whether some of them were whole or had few digits."""
         self._scheduled: deque[float] = deque((1.0,), maxlen=_RECENT)
@@ -74,6 +79,9 @@ class Constants:
         """
         self._reads += 1
         self._counts_are_out = self._counts_are_out or type(value) is not float or is_usual(value)
+        if self._reads == 1:
+            for look in WHEN_READ:
+                look()
         if self._on_read is not None and not self._reads & (self._reads - 1):
             self._on_read()
 
@@ -120,6 +128,14 @@ class Constants:
             self._known[id(tensor)] = weakref.ref(tensor), values
             if not first and not _has_usual_values(tensor):
                 batch.boundary.assume(READ)
+
+    def note_smoothing(self, batch: YieldedBatch, value: float) -> None:
+        """Add the condition if another smoothing of labels than the first may be of samples."""
+        if self._smooths:
+            self.note_numbers(batch, (value,))
+        else:
+            self._smooths = True
+            self._numbers.add(value)
 
     def note_numbers(self, batch: YieldedBatch, values: Iterable[Any]) -> None:
         """Add the condition if a number among these may have been made of an earlier batch."""

@@ -23,6 +23,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ...ops import direct
 from .aliases import WRITTEN
+from .constants import WHEN_READ
 from .filling import kind_of_sum, without_filling
 from .meeting import combined
 from .places import at_places
@@ -145,7 +146,7 @@ def usual_cross_entropy(
             if remembered(smoothing) is not None:
                 return None
             if batch.boundary is not None:
-                batch.boundary.constants.note_numbers(batch, (smoothing,))
+                batch.boundary.constants.note_smoothing(batch, smoothing)
         loss: Any = CROSS_ENTROPY(x, target, None, _MEAN, ignored, smoothing)
         each *= max(math.prod(x.shape[2:]), 1)
         shares = ONE if each == 1 else frozenset((each,))
@@ -179,7 +180,12 @@ def _any_cross_entropy(
     return followed
 
 
-USUAL[F.cross_entropy] = _any_cross_entropy
+def _look_at_smoothing() -> None:
+    USUAL[F.cross_entropy] = _any_cross_entropy
+
+
+USUAL[F.cross_entropy] = _quick_cross_entropy
+WHEN_READ.append(_look_at_smoothing)
 
 
 def _by_entry(call: TrackedCall) -> tuple[State, int]:
