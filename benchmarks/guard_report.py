@@ -60,7 +60,7 @@ def parts_table(rows: Rows) -> list[str]:
 
 def markdown(machine: dict[str, Any], rows: Rows) -> str:
     """Return what is printed and committed."""
-    first = rows[0]
+    first, rounds = rows[0], ", ".join(str(row["rounds"]) for row in rows)
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
         "one thread.",
@@ -73,7 +73,7 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         "difference of steps that begin no epoch, in epochs of four steps of one run with the "
         "guards and without them in turns, times their number. `next epoch` is what the first step "
         "of another epoch adds, beside a run of one. Records are rows of a `TensorDataset`; all "
-        f"figures are medians of {first['rounds']} processes, which differ by a third.",
+        f"figures are medians of processes, {rounds} by model, which differ by a third.",
         "",
         *table(rows),
         "",
