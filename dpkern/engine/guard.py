@@ -220,8 +220,10 @@ class ForwardGuard:
     def _look_at_assigned(self) -> None:
         """Look at what the loop has assigned to attributes of the module since the last pass."""
         boundary = self.capture.boundary
-        if boundary is not None and boundary.constants.numbers_are_out:
-            boundary.look_at_numbers(self._occasions.assigned())
+        if boundary is not None and (assigned := self._occasions.assigned()):
+            boundary.look_at_sizes(assigned)
+            if boundary.constants.numbers_are_out:
+                boundary.look_at_numbers([*assigned.values()])
 
     def _tells_classes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an input whose samples have all had one class until now has two in this batch."""

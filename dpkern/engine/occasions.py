@@ -124,12 +124,13 @@ class Occasions:
             return [*_flat([*map(call, self._getters, self._held)])]
         return [*_flat(self._values)]
 
-    def assigned(self) -> list[Any]:
-        """Return what was assigned to attributes between the last pass and this one."""
+    def assigned(self) -> dict[int, Any]:
+        """Return what was assigned to attributes between the last pass and this one, by place."""
         if not self._before:
-            return []
+            return {}
         known = set(map(id, _flat(self._before)))
-        return [value for value in _flat(self._values) if id(value) not in known]
+        values = enumerate(_flat(self._values))
+        return {place: value for place, value in values if id(value) not in known}
 
     def leave(self) -> None:
         """Remember what one of the first passes leaves, which may have changed the module itself.

@@ -111,6 +111,34 @@ def test_public_numbers_where_the_module_reads_them_are_no_condition(name: str) 
     assert READ not in run.engine.step.ledger.conditions
 
 
+BY_SIZE: dict[str, Callable[[int], float]] = {
+    "size": lambda n: n,
+    "inverse": lambda n: 1 / n,
+    "root": lambda n: n**0.5,
+    "multiple": lambda n: n / 256,
+}
+
+
+def before_each(number: Callable[[int], float]) -> Body:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        run.module.temperature = number(len(x))
+        F.cross_entropy(run.module(x), y).backward()
+
+    return body
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_attributes_that_follow_the_sizes_of_batches_are_a_condition(name: str) -> None:
+    run = train(before_each(BY_SIZE[name]), Tempered())
+    assert READ in run.engine.step.ledger.conditions
+
+
+def test_attributes_that_do_not_follow_the_sizes_of_batches_are_no_condition() -> None:
+    passes = iter(range(1, 1000))
+    run = train(before_each(lambda n: next(passes) / 8), Tempered())
+    assert READ not in run.engine.step.ledger.conditions
+
+
 class Annealing(Tempered):
     """A network that anneals itself, by numbers of many digits."""
 

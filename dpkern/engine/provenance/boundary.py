@@ -6,7 +6,7 @@ belong to one piece only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -466,6 +466,19 @@ class ModuleBoundary:
             self.assume(READ)
         self.constants.note_numbers(self.current, values)
         self.constants.note_kept(self.current, values)
+
+    def look_at_sizes(self, assigned: Mapping[int, Any]) -> None:
+        """Look at what the loop assigned to attributes of the module, by their places.
+
+        Numbers that follow the sizes of batches are a condition: the module may never read them.
+        """
+        if self.current is None or not self.has_loader:
+            return
+        size = self.current.size
+        for place, value in assigned.items():
+            known = type(value) in (int, float)
+            if known and self._sizes.follows(("attribute", place), value, size):
+                self.assume(READ)
 
     def look_at_data(self, parameter: Tensor, data: Tensor) -> None:
         """Look at a tensor that takes the place of a parameter's memory, ``parameter.data = data``.
