@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .held_tensors import HeldTensor, held_now
 from .occasions import draw_gap
@@ -55,15 +56,18 @@ class BetweenSteps:
         self.next = min(self._secret, 1 << steps.bit_length())
         self._looked_at = self._writes()
         room = ROOM
-        for tensor in self._trained():
-            held = held_now(tensor, room)
-            room -= 0 if held.copy is None else tensor.nbytes
-            self.held.append(held)
+        with _disable_current_modes():  # whoever counts a step's operations counts none of these
+            for tensor in self._trained():
+                held = held_now(tensor, room)
+                room -= 0 if held.copy is None else tensor.nbytes
+                self.held.append(held)
 
     def check(self) -> None:
         """Compare what was kept with what is there as the next step begins."""
         held, self.held = self.held, []
-        if self._writes() == self._looked_at and any(each.changed() for each in held):
+        with _disable_current_modes():
+            changed = self._writes() == self._looked_at and any(each.changed() for each in held)
+        if changed:
             self._found()
 
     def _trained(self) -> Iterator[Tensor]:

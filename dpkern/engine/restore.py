@@ -12,6 +12,7 @@ from torch import nn
 
 from ..base import validate as check_value
 from ..base.errors import DPKernError, InvalidInput, brief
+from .hooks import Hook
 from .parameter import without_torch_function
 from .schedulers import Scheduler
 
@@ -92,13 +93,18 @@ def _check_module(name: str, module: nn.Module, state: object) -> None:
 def _has_own_loading(module: nn.Module) -> bool:
     """Whether code outside torch decides what this module or a part of it loads."""
     return any(
-        part._load_state_dict_pre_hooks
+        any(map(_is_foreign, part._load_state_dict_pre_hooks.values()))
         or any(
             not getattr(type(part), method).__module__.startswith("torch.nn.")
             for method in ("load_state_dict", "_load_from_state_dict")
         )
         for part in module.modules()
     )
+
+
+def _is_foreign(hook: Any) -> bool:
+    """Whether a hook, as torch has wrapped it, is not the engine's, which only looks."""
+    return not isinstance(getattr(hook, "hook", hook), Hook)
 
 
 def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: object) -> None:

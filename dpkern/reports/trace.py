@@ -57,7 +57,7 @@ def phase_of(op: str) -> str | None:
         return FACTORS
     if name.endswith(("_sum", "_sum_error")) or name == "contract":
         return SUMS
-    if name.endswith(("_norm", "_gradient")) or name in _FOR_NORMS:
+    if name.endswith(("_norm", "_norms", "_gradient")) or name in _FOR_NORMS:
         return NORMS
     return None
 

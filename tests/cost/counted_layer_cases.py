@@ -340,7 +340,6 @@ def tied_integer_sum(draw: Draw) -> Call:
 
 CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.linear_norm": linear_norm,
-    "ghost.linear_norms": linear_norms,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,
     "ghost.conv_norm": conv_norm,
@@ -378,4 +377,5 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.rounded_gradient": linear_gradient,
     "ghost.rounded_sum": rounded_sum,
     "spectral.circulant_product": circulant_product,
+    "ghost.linear_norms": linear_norms,
 }

@@ -138,7 +138,11 @@ class Case:
         sums.group_of = {slot.index: k for k, group in sums.groups.items() for slot in group}
         sums.bounds = dict(enumerate(step.plan.group_bounds))
         sums.capture = SimpleNamespace(
-            slots=slots, loss_scale=1.0, loss_reduction="sum", arrived_batch=self.batch
+            slots=slots,
+            loss_scale=1.0,
+            loss_reduction="sum",
+            arrived_batch=self.batch,
+            filling=None,
         )
         with phase(CLIP):
             result: clip.ClipResult = sums.result()

@@ -22,7 +22,7 @@ PARTLY_READ = {"ghost.embedding_sum", "ghost.embedding_integer_sum"}
 """Ops that read only the ids' rows of the table."""
 RECORD = {
     "ghost.linear_norm": (27008, 392, 66547, 0),
-    "ghost.linear_norms": (104016, 392, 267563, 0),
+    "ghost.linear_norms": (66428, 328, 202993, 0),
     "ghost.linear_gradient": (8380, 6484, 8412, 0),
     "ghost.linear_sum": (11868, 1908, 9842, 0),
     "ghost.conv_norm": (9708, 336, 22487, 0),
