@@ -17,23 +17,8 @@ from .parameter import SPECIAL, source_of, without_torch_function
 
 _GRADIENT: Any = Tensor.grad  # torch leaves the attribute without a type
 
-_CLIP: Any = getattr(clip_grad_value_, "__wrapped__", clip_grad_value_)
-_MAKE: Any = nn.Parameter.__new__
-
-_FRAMES = 4
-"""Number of frames between torch's function and the attribute, comprehensions among them."""
-
-
-def _is_called_from(function: Any) -> bool:
-    """Whether this function of torch is among the next callers."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code is function.__code__:
-            return True
-        frame = frame.f_back
-    return False
+_CLIP = getattr(clip_grad_value_, "__wrapped__", clip_grad_value_).__code__
+_MAKE = nn.Parameter.__new__.__code__
 
 
 def _gradient(parameter: Tensor) -> Tensor | None:
@@ -42,7 +27,11 @@ def _gradient(parameter: Tensor) -> Tensor | None:
     Raises:
         PrivacyError: it asks.
     """
-    if _is_called_from(_CLIP) and not source_of(parameter).capture.in_public:
+    caller: FrameType | None = sys._getframe(1).f_back  # behind __torch_function__
+    if caller is not None and caller.f_code.co_name == "<listcomp>":
+        caller = caller.f_back
+    asks = caller is not None and caller.f_code is _CLIP
+    if asks and not source_of(parameter).capture.in_public:
         raise PrivacyError(
             "clip_grad_value_",
             expected="gradients that the engine clips, sample by sample",
@@ -59,7 +48,8 @@ def _detached(parameter: Tensor) -> Tensor:
     Raises:
         PrivacyError: it asks, as parametrizations do.
     """
-    if _is_called_from(_MAKE):
+    caller: FrameType | None = sys._getframe(1).f_back
+    if caller is not None and caller.f_code is _MAKE:
         raise PrivacyError(
             "nn.Parameter",
             expected="a tensor that is no private parameter",
