@@ -49,7 +49,8 @@ def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int
     """Yield rows of one task and allocator after the other, after verifying each variant once."""
     for task in tasks:
         for heap in HEAPS:
-            request = {"task": task, "variants": variants, "threads": threads, "rounds": rounds}
+            taken = _taking(task, variants)
+            request = {"task": task, "variants": taken, "threads": threads, "rounds": rounds}
             found = worker("step_speed", request | {"verify": heap == "default"}, heap)
             yield [{"heap": heap, **row} for row in found]
 
@@ -57,9 +58,14 @@ def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int
 def memory(tasks: list[str], variants: list[str]) -> Iterator[Rows]:
     """Yield rows of one task after the other, each variant in a process of its own."""
     for task in tasks:
-        rows = [worker("step_memory", {"task": task, "variant": name}) for name in variants]
+        taken = _taking(task, variants)
+        rows = [worker("step_memory", {"task": task, "variant": name}) for name in taken]
         least = min(row["growth"] for row in rows if row["variant"] in BASELINES)
         yield [{**row, "ratio": row["growth"] / least} for row in rows]
+
+
+def _taking(task: str, variants: list[str]) -> list[str]:
+    return [name for name in variants if name not in TASKS[task].refused_by]
 
 
 def _cell(value: float | None, digits: int = 3) -> str:
@@ -98,11 +104,15 @@ def speed_table(rows: Rows) -> list[str]:
         figure = TASKS[task].fastdp if threads == 2 else None
         lines.append(
             [TASKS[task].title, str(threads), heap, _cell(baseline["ms"])]
-            + [disturbed(group[name]) or _cell(group[name]["ratio"]) for name in names]
+            + [_ratio(group[name]) if name in group else "-" for name in names]
             + [_cell(figure)]
         )
     columns = ["model", "threads", "heap", "non-private ms", *names, "FastDP (quoted)"]
     return _table(columns, lines)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return disturbed(row) or _cell(row["ratio"])
 
 
 def disturbed(row: dict[str, Any]) -> str:
@@ -132,9 +142,13 @@ def memory_table(rows: Rows) -> list[str]:
     lines = []
     for (task,), group in _groups(rows, "task"):
         least = min(row["growth"] for name, row in group.items() if name in BASELINES)
-        cells = [f"{_cell(group[n]['growth'] / 1e6)} ({_cell(group[n]['ratio'])})" for n in names]
+        cells = [_growth(group[name]) if name in group else "-" for name in names]
         lines.append([TASKS[task].title, _cell(least / 1e6), *cells])
     return _table(["model", "non-private MB", *(f"{n} MB (ratio)" for n in names)], lines)
+
+
+def _growth(row: dict[str, Any]) -> str:
+    return f"{_cell(row['growth'] / 1e6)} ({_cell(row['ratio'])})"
 
 
 def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
