@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.step_cases import NOISE, finish_timer, private
+from benchmarks.step_cases import NOISE, VARIANTS, finish_timer, private
 from benchmarks.step_models import TASKS
+from benchmarks.step_report import memory_table, speed_table
 from dpkern.engine.parameter import source_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,3 +32,27 @@ def test_sums_are_told_from_noise_and_update_in_replayed_steps_too() -> None:
         assert min(forward, backward, sums, update) > 0
     first = next(iter(runner.model.parameters()))
     assert source_of(first).capture.program.replays > 2
+
+
+def test_tables_have_a_dash_where_a_variant_does_not_take_a_model() -> None:
+    tied = TASKS["decoder"]
+    assert tied.refused_by
+    assert set(tied.refused_by) <= set(VARIANTS)
+    rows = [
+        {
+            "task": task,
+            "threads": 1,
+            "heap": "default",
+            "variant": variant,
+            "baseline": "torch foreach",
+            "ms": 2.0,
+            "ratio": 1.5,
+            "growth": 10**6,
+        }
+        for task in ("tiny", "decoder")
+        for variant in ("torch foreach", "dpkern", *tied.refused_by)
+        if variant not in TASKS[task].refused_by
+    ]
+    for table in (speed_table(rows), memory_table(rows)):
+        cells = {line.split(" | ")[0][2:]: line.count(" - ") for line in table if "|" in line}
+        assert cells[tied.title] == cells[TASKS["tiny"].title] + 1
