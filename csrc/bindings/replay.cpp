@@ -30,6 +30,7 @@ struct Layer {
   int bias;      // the bias' place among explicit gradients, if they are the operand; else -1
   int group;     // its clip group
   std::int64_t out;
+  bool integer_operands;  // whether exact sums round them first
   const F* a = nullptr;
   const F* g = nullptr;
 };
@@ -86,7 +87,8 @@ class ReplayedStep final : public Taker {
   }
   void set_layer(std::size_t index, std::int64_t positions, std::int64_t inputs,
                  std::int64_t outputs, std::uintptr_t squares, std::uintptr_t rows,
-                 std::uintptr_t bias_rows, int bias, int group, std::int64_t out) {
+                 std::uintptr_t bias_rows, int bias, int group, std::int64_t out,
+                 bool integer_operands) {
     if (index >= layers_.size()) layers_.resize(index + 1);
     layers_[index] = {positions,
                       inputs,
@@ -96,7 +98,8 @@ class ReplayedStep final : public Taker {
                       pointer<F>(bias_rows),
                       bias,
                       group,
-                      out};
+                      out,
+                      integer_operands};
   }
 
   // The samples of the run that begins.
@@ -247,8 +250,9 @@ class ReplayedStep final : public Taker {
     }
     for (const Layer<F>& layer : layers_) {
       if (!sums(layer, k)) continue;
-      const bool single = layer.positions == 1 && factored;
-      const auto rounding = single ? cpu::LinearRounding::kFactors : cpu::LinearRounding::kTruncate;
+      auto rounding = cpu::LinearRounding::kTruncate;
+      if (layer.positions == 1 && factored) rounding = cpu::LinearRounding::kFactors;
+      if (layer.integer_operands) rounding = cpu::LinearRounding::kOperands;
       cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums_begin + layer.out, rounding,
                                   batch_, layer.positions, layer.inputs, layer.outputs},
                                  threads_);
@@ -263,12 +267,17 @@ class ReplayedStep final : public Taker {
     cpu::parallel_for(batch_, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; ++b) {
         const F *const a = layer.a + b * T * d, *const g = layer.g + b * T * p;
-        double error = 0;
-        if (exact_) cpu::linear_sum_error<F>({a, g, &error, 1, T, d, p}, 1);
-        cpu::linear_norm<F>({a, g, route, layer.squares + b, 1, T, d, p}, 1);
-        if (exact_) {
-          const double norm = std::sqrt(layer.squares[b]) + error;
-          layer.squares[b] = norm * norm * (1 + 0x1p-40);
+        double* const square = layer.squares + b;
+        if (exact_ && layer.integer_operands) {
+          cpu::linear_integer_norm<F>({a, g, square, 1, T, d, p}, 1);
+        } else {
+          double error = 0;
+          if (exact_) cpu::linear_sum_error<F>({a, g, &error, 1, T, d, p}, 1);
+          cpu::linear_norm<F>({a, g, route, square, 1, T, d, p}, 1);
+          if (exact_) {
+            const double norm = std::sqrt(*square) + error;
+            *square = norm * norm * (1 + 0x1p-40);
+          }
         }
         if (layer.bias_rows != nullptr) {
           cpu::sum_positions<F>(g, 1, T, p, layer.bias_rows + b * p, 1);

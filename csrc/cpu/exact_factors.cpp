@@ -10,6 +10,7 @@
 
 #include "cpu/factor_bytes.h"
 #include "cpu/factor_rounding.h"
+#include "cpu/pair_tile.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
 
@@ -22,80 +23,6 @@ using exact::Samples;
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 constexpr std::int64_t kNarrow = 32;         // inputs or outputs that fill tiles of bytes
 constexpr std::int64_t kGrain = 8;           // pairs that a thread rounds at a time
-
-// Entry by entry, sum += the products of the low and of the high halves of x and y.
-template <int kBytes, bool kVnni, class V>
-DPK_INLINE inline void add_pairs(V& sum, V x, V y) {
-  // The compiler would keep the sums in memory.
-#if DPK_X86
-  [[maybe_unused]] V product;
-  if constexpr (kVnni) {
-    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-  } else if constexpr (kBytes == 64) {
-    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(product) : "v"(x), "v"(y));
-  } else if constexpr (kBytes == 32) {
-    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(x), "x"(y));
-  } else {
-    asm("movdqa %2, %1\n\tpmaddwd %3, %1\n\tpaddd %1, %0"
-        : "+x"(sum), "=&x"(product)
-        : "x"(x), "x"(y));
-  }
-#else
-  sum += (x >> 16) * (y >> 16) + ((x << 16) >> 16) * ((y << 16) >> 16);
-#endif
-}
-
-// A tile of the sums over pairs of samples.
-template <int kBytes, bool kVnni>
-struct PairTile {
-  static constexpr int kLanes = kBytes / 4;
-  static constexpr int kRows = kBytes == 64 ? 12 : 6;
-  static constexpr int kVectors = 2;
-  static constexpr int kColumns = kVectors * kLanes;
-  using V = Vector<std::int32_t, kLanes>;
-
-  V at[kRows][kVectors];
-
-  // Of packed panels g [pairs, kRows] and a [pairs, kColumns].
-  DPK_INLINE void multiply(const std::int32_t* g, const std::int32_t* a, std::int64_t pairs) {
-    V acc[kRows][kVectors];
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{};
-    }
-    for (std::int64_t k = 0; k < pairs; ++k) {
-      V x[kVectors];
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) x[n] = load<V>(a + k * kColumns + n * kLanes);
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) {
-        const V y = V{} + g[k * kRows + m];
-#pragma GCC unroll 16
-        for (int n = 0; n < kVectors; ++n) add_pairs<kBytes, kVnni>(acc[m][n], y, x[n]);
-      }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) at[m][n] = acc[m][n];
-    }
-  }
-};
-
-// Two rows of 16-bit integers, filled up with zeros -> side by side, as one row of each panel.
-template <int kWidth>
-DPK_INLINE inline void pack_pair(const std::int16_t* low, const std::int16_t* high,
-                                 std::int64_t count, std::int64_t size, std::int32_t* to) {
-  for (std::int64_t c = 0; c < count; c += kWidth) {
-    for (int i = 0; i < kWidth; ++i) {
-      const auto x = static_cast<std::uint16_t>(low[c + i]);
-      const auto y = static_cast<std::uint32_t>(static_cast<std::uint16_t>(high[c + i]));
-      to[i] = static_cast<std::int32_t>(y << 16 | x);
-    }
-    to += size;
-  }
-}
 
 // out += the integers of a block of samples.
 template <class F, int kBytes, bool kVnni>
@@ -137,7 +64,7 @@ struct Product {
         std::int32_t* to = out + i * T::kRows * shape.inputs + j * T::kColumns;
         prefetch_rows<T::kColumns>(to, tall, shape.inputs);
         T tile;
-        tile.multiply(g + i * row_panel(), a + j * column_panel(), pairs());
+        tile.multiply(g + i * row_panel(), T::kRows, a + j * column_panel(), T::kColumns, pairs());
         for (std::int64_t m = 0; m < tall; ++m, to += shape.inputs) {
           add_row(tile.at[m], wide, to);
         }
@@ -145,24 +72,6 @@ struct Product {
     }
   }
 };
-
-#if DPK_X86
-template <class Body>
-DPK_VNNI void call_vnni(const Body& body) {
-  body();
-}
-#endif
-
-// body(width, vnni), both integral constants, for the instruction set in use.
-template <class Body>
-void versioned_by_pairs(const Body& body) {
-#if DPK_X86
-  if (isa() >= Isa::kAvx512Vnni) {
-    return call_vnni([&]() DPK_INLINE { body(Width<64>{}, std::true_type{}); });
-  }
-#endif
-  versioned_by_width([&](auto width) DPK_INLINE { body(width, std::false_type{}); });
-}
 
 template <class F>
 void add_samples(const Samples<F>& samples, std::int32_t* out, int team) {

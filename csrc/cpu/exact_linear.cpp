@@ -13,6 +13,7 @@
 #include "cpu/exact.h"
 #include "cpu/exact_bfloat.h"
 #include "cpu/exact_factors.h"
+#include "cpu/exact_operands.h"
 #include "cpu/exact_tiles.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
@@ -267,12 +268,20 @@ void linear_integer_sum(const LinearIntegerSum<F>& call, int threads) {
   if (call.rounding == LinearRounding::kFactors) {
     return add_factored<F>(call.a, call.g, call.factors, shape, call.out, threads);
   }
+  if (call.rounding == LinearRounding::kOperands) {
+    return add_by_operands<F>(call.a, call.g, call.factors, shape, call.out, threads);
+  }
   if constexpr (std::is_same_v<F, float>) {
     if (exact::by_bfloat(shape)) {
       return exact::add_by_bfloat(call.a, call.g, call.factors, shape, call.out, threads);
     }
   }
   add_integers<F>(call.a, call.g, call.factors, shape, {}, call.out, threads);
+}
+
+template <class F>
+void linear_integer_norm(const LinearIntegerNorm<F>& call, int threads) {
+  operand_norms<F>(call.a, call.g, shape_of(call), call.squares, threads);
 }
 
 template <class F>
@@ -297,6 +306,8 @@ void tied_sum_error(const TiedSumError<F>& call, int threads) {
 
 template void linear_integer_sum<float>(const LinearIntegerSum<float>&, int);
 template void linear_integer_sum<double>(const LinearIntegerSum<double>&, int);
+template void linear_integer_norm<float>(const LinearIntegerNorm<float>&, int);
+template void linear_integer_norm<double>(const LinearIntegerNorm<double>&, int);
 template void tied_integer_sum<float>(const TiedIntegerSum<float>&, int);
 template void tied_integer_sum<double>(const TiedIntegerSum<double>&, int);
 template void linear_sum_error<float>(const LinearSumError<float>&, int);

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -261,6 +262,8 @@ def squared_norms_rounded(record: PerSampleGradients) -> Tensor:
 
     Records that are written out for their sums count as they are.
     """
+    if isinstance(record, LinearGradients) and record.integer_operands:
+        return ghost.linear_integer_norm(to_sum_dtype(record.a), to_sum_dtype(record.g))
     square = record.squared_norms()
     error = rounding_error(record) if isinstance(record, MADE_IN_PLACE) else None
     # 2^-40: more than these few operations lose.
@@ -313,7 +316,11 @@ def _(record: ExplicitGradients, factors: Tensor, out: Tensor) -> None:
 
 @add_integers.register
 def _(record: LinearGradients, factors: Tensor, out: Tensor) -> None:
-    ghost.linear_integer_sum(to_sum_dtype(record.a), to_sum_dtype(record.g), factors, out)
+    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
+    rounding: Literal["operands", "truncate"] = (
+        "operands" if record.integer_operands else "truncate"
+    )
+    ghost.linear_integer_sum(a, g, factors, out, rounding=rounding)
 
 
 @add_integers.register

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -234,6 +234,8 @@ class LinearGradients(PerSampleGradients):
 
     a: Tensor
     g: Tensor
+    integer_operands: bool = False
+    """Whether exact sums, and their norms, are those of operands rounded to integers."""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -295,7 +297,7 @@ class LinearGradients(PerSampleGradients):
         return on and same and shares.fits(int(self.a.shape[1]), self.a.dtype)
 
     def part(self, samples: slice) -> LinearGradients:
-        return LinearGradients(self.a[samples], self.g[samples])
+        return replace(self, a=self.a[samples], g=self.g[samples])
 
     @property
     def dtype(self) -> torch.dtype:

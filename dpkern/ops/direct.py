@@ -14,7 +14,7 @@ import torch
 
 from ..base import dispatch
 from .backends._direct import connect
-from .backends._extension import compiled, load_extension, threads
+from .backends._extension import compiled, isa, load_extension, threads
 from .backends._product import own as own_products
 from .backends._structs import BYTES, drawn_noise
 
@@ -26,6 +26,22 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """Return the compiled kernel ``name`` for operands of this dtype, float32 or float64."""
     found: Callable[..., Any] = getattr(compiled(), f"{name}_{str(dtype).removeprefix('torch.')}")
     return found
+
+
+_FEWEST_POSITIONS, _NARROWEST, _WIDEST = 32, 64, 4096
+
+
+def rounds_operands(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether integer sums of linear gradients are fastest with ``rounding="operands"``.
+
+    Pairs of 16-bit integers multiply twice as fast as floats, but have to be made first. Tiles of
+    bfloat16 numbers (AMX) are faster still. Entries of wide rows would be rounded to zero that are
+    many and small, such as probabilities of rare tokens.
+    """
+    narrow, wide = min(inputs, outputs), max(inputs, outputs)
+    if not (positions >= _FEWEST_POSITIONS and narrow >= _NARROWEST and wide <= _WIDEST):
+        return False
+    return dispatch.availability("cpu")[0] and isa() != "amx"
 
 
 def look(name: str) -> Callable[..., Any] | None:

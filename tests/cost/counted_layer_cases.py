@@ -378,4 +378,5 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.rounded_sum": rounded_sum,
     "spectral.circulant_product": circulant_product,
     "ghost.linear_norms": linear_norms,
+    "ghost.linear_integer_norm": linear_sum_error,
 }

@@ -98,6 +98,7 @@ all but the first; two lines with a comma between them are taken together."""
 
 FORMULAS = {"coef.expanded", "ghost.embedding_norm", "ghost.group_norm_backward"}
 FORMULAS |= {"ghost.linear_sum_error", "ghost.conv_sum_error", "ghost.tied_sum_error"}
+FORMULAS |= {"ghost.linear_integer_norm"}
 FORMULAS |= {"ghost.embedding_integer_sum", "ghost.tied_integer_sum"}
 FORMULAS |= {"ghost.linear_norms", "spectral.whitened_bins"}
 FORMULAS |= {"recurrent.gru", "recurrent.lstm", "recurrent.rnn"}

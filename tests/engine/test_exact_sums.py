@@ -85,6 +85,20 @@ class Sequence_(nn.Module):
         return self.last(self.cell(torch.relu(self.first(x)))[0])
 
 
+class Long(nn.Module):
+    """Layers wide enough, over enough positions, for operands that are rounded; one used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 80)
+        self.twice = nn.Linear(80, 80, bias=False)
+        self.last = nn.Linear(80, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.twice(torch.relu(self.first(x)))
+        return self.last(self.twice(torch.relu(h)))
+
+
 def _normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
@@ -96,6 +110,7 @@ def _ids() -> Tensor:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "one position": (mlp, lambda: _normal(B, 20)),
     "positions": (Sequence_, lambda: _normal(B, 9, 5)),
+    "rounded operands": (Long, lambda: _normal(B, 33, 64)),
     "images": (Images, lambda: _normal(B, 3, 9, 9)),
     "tied tokens": (Tokens, _ids),
 }

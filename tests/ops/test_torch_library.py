@@ -116,6 +116,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "linear_integer_sum": lambda: _call(
         r(2, 1, 4), r(2, 1, 5), r(2) * 1e4, torch.ones(5, 4).int(), rounding="factors"
     ),
+    "linear_integer_norm": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
     "linear_sum_error": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
     "tied_integer_sum": lambda: _call(
         *(torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5)),

@@ -26,10 +26,11 @@ FACTS = {
         timed={**LAYERS, **PERCEPTRON},
     ),
     "ghost.linear_norms": Facts(from_above=ABOVE, timed=LAYERS),
+    "ghost.linear_integer_norm": Facts(from_above=ABOVE, timed=GRADIENTS),
     "ghost.linear_integer_sum": replace(
         WHOLE,
-        examples=({}, {"T": 1}, {"T": 1, "rounding": "factors"}),
-        options={"rounding": ("truncate",)},
+        examples=({}, {"T": 1}, {"T": 1, "rounding": "factors"}, {"rounding": "operands"}),
+        options={"rounding": ("truncate", "operands")},
         timed={**GRADIENTS, **PERCEPTRON},
     ),
     "ghost.linear_sum": Facts(timed={**LAYERS, **PERCEPTRON}),

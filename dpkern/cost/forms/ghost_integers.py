@@ -57,6 +57,18 @@ def linear_integer_sum(
     used = _values.count_used_samples(factors) if used is None else used
     rows, entries = used * positions, out.numel() if used else 0
     moved = [(rows * (d + p) + batch, a.dtype), (entries, out.dtype)]
+    if rounding == "operands":
+        return _integers(
+            itemised(
+                [*moved, (batch, a.dtype)],
+                [(entries, out.dtype)],
+                tests=Counts(CMP=batch),
+                rounding=used * _rounded_operands(a, g),
+                products=dots(rows * entries),
+                scaling=used * entries * Counts(CVT=1, MUL=1),
+                sums=used * entries * WHOLE,
+            )
+        )
     if rounding == "factors":
         numbers = used * (d + p)
         return _integers(
@@ -80,6 +92,32 @@ def linear_integer_sum(
             scaling=scaling,
             products=products,
             sums=used * entries * WHOLE,
+        )
+    )
+
+
+def _rounded_operands(a: torch.Tensor, g: torch.Tensor) -> Counts:
+    """Count a sample's operands made to integers: sizes of rows, scales, products, rounding."""
+    positions, numbers = a.shape[1], a.shape[1] * (a.shape[2] + g.shape[2])
+    each = Counts(MUL=9, DIV=1, SQRT=1, CMP=9)
+    return numbers * Counts(MUL=2, ADD=1, CMP=1, CVT=1) + positions * each
+
+
+def linear_integer_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
+    """Count ``ghost.linear_integer_norm``, by the route that the CPU's kernels take."""
+    (batch, positions, d), p = a.shape, g.shape[2]
+    if (positions + 16) * (d + p + 32) < 1.8 * d * p:
+        pairs = positions * (positions + 1) // 2
+        products, squares = dots(pairs * (d + p)), dots(pairs)
+    else:
+        products, squares = dots(positions * d * p), dots(d * p)
+    return _integers(
+        itemised(
+            [(a.numel() + g.numel(), a.dtype)],
+            [(batch, WIDE)],
+            rounding=batch * _rounded_operands(a, g),
+            sums=batch * products,
+            squares=batch * (squares + Counts(MUL=3)),
         )
     )
 
@@ -264,6 +302,7 @@ FORMS: dict[str, Form] = {
     "ghost.conv_sum_error": conv_sum_error,
     "ghost.embedding_integer_sum": embedding_integer_sum,
     "ghost.explicit_integer_sum": explicit_integer_sum,
+    "ghost.linear_integer_norm": linear_integer_norm,
     "ghost.linear_integer_sum": linear_integer_sum,
     "ghost.linear_sum_error": linear_sum_error,
     "ghost.tied_integer_sum": tied_integer_sum,

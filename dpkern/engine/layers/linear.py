@@ -75,9 +75,14 @@ def _arrive(use: CapturedOp, x: Tensor, g: Tensor) -> None:
         out = use.per_batch(g).flatten(1, -2)
         if weight is not None:
             pair = (out, a) if weight.transposed else (a, out)
-            use.arrive(0, LinearGradients(*pair))
+            use.arrive(0, LinearGradients(*pair, rounds_operands(*pair)))
         if bias is not None:
             use.arrive(1, ExplicitGradients(_sum_positions(out)))
+
+
+def rounds_operands(a: Tensor, g: Tensor) -> bool:
+    """Whether exact sums of these gradients are made of operands rounded to integers."""
+    return a.is_cpu and direct.rounds_operands(a.shape[1], a.shape[2], g.shape[2])
 
 
 def _sum_positions(g: Tensor) -> Tensor:

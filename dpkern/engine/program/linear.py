@@ -47,6 +47,7 @@ class LinearSite(UseSite):
             raise NotReplayed("linear has no positions")
         if self.kept and self.positions == 1:
             raise NotReplayed("gradients of one position are kept")
+        self.integer_operands = direct.rounds_operands(self.positions, self.inputs, self.outputs)
         self.product = direct.kernel("matmul", self.dtype)
         self.sum_positions = direct.kernel("sum_positions", self.dtype)
         self.turned = self.plain_weight.t()
@@ -69,6 +70,7 @@ class LinearSite(UseSite):
             bias.place if bias is not None and self.positions == 1 else -1,
             flat.group_of[self.weight_part.slot.index],
             flat.starts[self.weight_part.slot.index],
+            self.integer_operands,
         )
         self.take_norm = flat.calls.take
         self.compile()
@@ -138,7 +140,7 @@ class LinearSite(UseSite):
         out = held[1].view(self.out_positions)
         if part is self.bias_part:
             return ExplicitGradients(recorded._sum_positions(out))
-        return LinearGradients(held[0].view(self.in_positions), out)
+        return LinearGradients(held[0].view(self.in_positions), out, self.integer_operands)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         if not self.kept:

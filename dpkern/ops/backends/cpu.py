@@ -49,6 +49,7 @@ COMPILED = (
     "ghost.group_norm_backward",
     "ghost.layer_norm_backward",
     "ghost.linear_gradient",
+    "ghost.linear_integer_norm",
     "ghost.linear_integer_sum",
     "ghost.linear_norm",
     "ghost.linear_sum",

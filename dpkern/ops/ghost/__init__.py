@@ -16,6 +16,7 @@ from .embedding import (
 from .explicit import clip_factors, contract, explicit_integer_sum, explicit_norm
 from .linear import (
     linear_gradient,
+    linear_integer_norm,
     linear_integer_sum,
     linear_norm,
     linear_norms,
@@ -40,6 +41,7 @@ __all__ = [
     "group_norm_backward",
     "layer_norm_backward",
     "linear_gradient",
+    "linear_integer_norm",
     "linear_integer_sum",
     "linear_norm",
     "linear_norms",

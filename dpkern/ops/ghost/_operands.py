@@ -1,0 +1,58 @@
+"""Round the operands of linear layers to integers, whose gradient is exact (``docs/exact.md``)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LEAST, _MOST = 2.0**-200, 2.0**200
+"""Squared norms of rows outside of these count as zero and as lost."""
+_INPUT_NORM, _OUTPUT_NORM = 2.0**15, 2.0**14
+"""Norms that rounded rows stay below."""
+
+
+def rounded_operands(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the integers of each sample's operands, and what a product of theirs counts for.
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``.
+
+    Returns:
+        alpha ``[B, T, d]`` and gamma ``[B, T, p]``, float64; and units ``[B]``: the gradient is
+        near ``unit sum_t gamma_t outer alpha_t``. A unit is infinite for a lost sample.
+    """
+    kind, positions = a.dtype, max(1, a.shape[1])
+    a_square, g_square = a.double().square().sum(2), g.double().square().sum(2)
+    lost = ~((a_square <= _MOST) & (g_square <= _MOST)).all(1)
+    there = (a_square >= _LEAST) & (g_square >= _LEAST) & ~lost[:, None]
+    # The power of 2 next below |a_t| moves over to g_t.
+    power = torch.floor((torch.frexp(a_square).exponent - 1) / 2).where(there, 0).int()
+    a_norm = torch.ldexp(a_square.sqrt(), -power).where(there, 0.0)
+    g_norm = torch.ldexp(g_square.sqrt(), power).where(there, 0.0)
+    a_most = torch.ldexp(_largest(a.double()), -power).where(there, 0.0)
+    g_most = torch.ldexp(_largest(g.double()), power).where(there, 0.0)
+    room = (2.0**31 - 1) / positions
+    tall_room = _OUTPUT_NORM - 1 - 0.5 * math.sqrt(g.shape[2])
+    wide_room = _INPUT_NORM - 1 - 0.5 * math.sqrt(a.shape[2])
+    g_scale = torch.minimum(
+        tall_room / _largest(g_norm), (2 * math.sqrt(room) - 1) / _largest(g_most)
+    )
+    there &= g_norm * g_scale[:, None] >= 0.5
+    gamma = _rounded(g, torch.ldexp(g_scale[:, None].expand(power.shape), power).to(kind), there)
+    most = _largest(gamma.flatten(1)).clamp(min=1)
+    a_scale = torch.minimum(wide_room / _largest(a_norm), (room / most - 1) / _largest(a_most))
+    alpha = _rounded(a, torch.ldexp(a_scale[:, None].expand(power.shape), -power).to(kind), there)
+    unit = (1 / (g_scale * a_scale)).where(there.any(1), 0.0)
+    return alpha, gamma, unit.where(~lost, math.inf)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Return the largest absolute value of the last dimension, 0 if it is empty."""
+    return x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+
+
+def _rounded(x: Tensor, scales: Tensor, there: Tensor) -> Tensor:
+    return (scales[..., None] * x).round().double().where(there[..., None], 0.0)
