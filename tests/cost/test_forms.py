@@ -62,6 +62,7 @@ RECORD = {
     "ghost.conv_sum_error": (21872, 432, 10052, 0),
     "ghost.embedding_integer_sum": (7928, 1440, 877, 0),
     "ghost.linear_integer_sum": (9596, 2340, 5806, 0),
+    "ghost.linear_integer_norm": (9100, 312, 8267, 0),
     "ghost.linear_sum_error": (7724, 264, 3770, 0),
     "ghost.tied_integer_sum": (27992, 5988, 20777, 0),
     "ghost.tied_sum_error": (37000, 560, 12806, 0),

@@ -60,8 +60,8 @@ def linear_integer_sum(
     if rounding == "operands":
         return _integers(
             itemised(
-                [*moved, (batch, a.dtype)],
-                [(entries, out.dtype)],
+                moved,
+                moved[1:],
                 tests=Counts(CMP=batch),
                 rounding=used * _rounded_operands(a, g),
                 products=dots(rows * entries),
