@@ -46,8 +46,9 @@ from .watcher import WATCHED, Watcher
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """The parameters that a rule updates, and its state."""
 
-_MAPPING = {"cpu": ("cpu", "reference"), "devices": ("cuda", "cupy")}
-"""Backends whose update takes maps, of any size and of ``MOST_COORDINATES``."""
+_MAPPING = {"cpu": ("cpu", "reference"), "devices": ("cuda", "cupy"), "inline": ("triton",)}
+"""Backends whose update takes maps: of any size, of ``MOST_COORDINATES``, and those that draw the
+noise themselves."""
 
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
@@ -280,10 +281,13 @@ class DPStep:
         wanted = self.backend or wanted_backend()
         if wanted in _MAPPING["cpu"] or (wanted is None and self.params[0].is_cpu):
             return True
-        names = _MAPPING["devices"] if wanted is None else (wanted,)
+        able = _MAPPING["devices"]
+        if self._supply.source is None:
+            able += _MAPPING["inline"]
+        names = able if wanted is None else (wanted,)
         ranks = (each.rank for each in self.plan.pair_maps.each if each is not None)
         fits = max(ranks, default=0) <= MOST_COORDINATES
-        return fits and any(n in _MAPPING["devices"] and availability(n)[0] for n in names)
+        return fits and any(name in able and availability(name)[0] for name in names)
 
     @property
     def obstacle(self) -> str:
