@@ -132,6 +132,22 @@ def test_integers_are_led_back_inside_the_update(
     assert inside.certify(1e-5) == before.certify(1e-5)
 
 
+@pytest.mark.parametrize("arithmetic", ["float", "exact"])
+def test_cuda_maps_inside_the_update_as_well(arithmetic: str) -> None:
+    reason = testing.emulation("cuda")
+    if isinstance(reason, str):
+        pytest.skip(f"cuda {reason}")
+    mechanism = replace(MAPPED, arithmetic=arithmetic)
+    add = once if arithmetic == "float" else lambda step, seed: step.add(gradients(6, seed))
+    wanted, _ = trained(add, mechanism)
+    with testing.emulated("cuda"):
+        got, names = trained(add, mechanism, backend="cuda")
+        assert got.maps_in_update
+    assert "noise.add_noise" not in names
+    for mine, theirs in zip(got.params, wanted.params, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_other_noise_is_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, _ = trained(once)
     monkeypatch.setattr(DPStep, "maps_in_update", False)

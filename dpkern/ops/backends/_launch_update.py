@@ -196,7 +196,7 @@ def tasks_of(
         if maps is not None:
             blocks = [_blocks(params[i], noise.positions[i], maps.each[i]) for i in used]
             pieces = np.array(blocks, np.int64) * int(layouts.TILES_PER_BLOCK)
-        elif made_in_tiles(noise.draws):
+        elif noise.draws is None or made_in_tiles(noise.draws):
             pieces = -(-(first % layouts.TILE + size) // layouts.TILE)
         else:
             tasks["draws_at"] = at = first - noise.draws.first

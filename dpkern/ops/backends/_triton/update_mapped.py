@@ -221,9 +221,8 @@ def _step(
 
     def part(of: Sequence[int]) -> dict[str, Any]:
         buffers = {name: [held[i] for i in of] for name, held in state.buffers.items()}
-        positions, scales = (
-            tuple(numbers[i] for i in of) for numbers in (noise.positions, noise.scales)
-        )
+        positions = tuple(noise.positions[i] for i in of)
+        scales = tuple(noise.scales[i] for i in of)
         return given | {
             "params": [params[i] for i in of],
             "sums": [sums[i] for i in of],
