@@ -274,9 +274,9 @@ class SpectrumNormed(NormedGradients):
         return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
     def coordinates(self, scale: float) -> Tensor:
-        rows = self.filtered().per_sample().double() * scale
+        rows = self.filtered().per_sample().double()
         with phase(MAP):
-            return self.release.forward(rows)
+            return self.release.forward(rows if scale == 1 else rows * scale)
 
 
 @dataclass
