@@ -73,6 +73,27 @@ def updates(backend: str, rule: update.Rule, total: int, where: Setting) -> dict
     return counted(total, wrong)
 
 
+def mapped(backend: str, total: int, where: Setting) -> dict[str, Any]:
+    """Compare two steps whose sums, taps and integer coordinates, are noised in coordinates."""
+    pairs, taps, rank = max(1, total // 9), 9, 5
+    signal, back = torch.randn(rank, taps).double(), torch.randn(taps, rank).double()
+    whole = update.PairMap(signal=signal, back=back)
+    held = {
+        whole: torch.randn(pairs, taps),
+        whole.only_back: (torch.randn(pairs, rank) * 10**6).to(torch.int32),
+    }
+    wrong = 0
+    for each, sums in held.items():
+        both = [torch.randn(pairs, taps), sums]
+        maps = update.PairMaps((each,))
+        ends = [
+            _trained(both, RULES["adamw"], 77, b, d, maps)
+            for b, d in ((backend, where.device), _CPU)
+        ]
+        wrong += sum(int((a.cpu() != b).sum()) for a, b in zip(*ends, strict=True))
+    return counted(2 * total, wrong)
+
+
 _CPU = (None, torch.device("cpu"))
 
 
@@ -82,6 +103,7 @@ def _trained(
     position: int,
     backend: str | None,
     device: torch.device,
+    maps: update.PairMaps | None = None,
 ) -> list[torch.Tensor]:
     param, total = (t.to(device, copy=True) for t in held)
     state = rule.init([param])
@@ -91,8 +113,11 @@ def _trained(
             scales=(0.5,),
             stream=KEY.stream(Purpose.NOISE, 3 + step),
             positions=(position,),
+            rounding=KEY.stream(Purpose.ROUNDING, 3 + step),
         )
-        update.step([param], [total], rule=rule, state=state, noise=given, backend=backend)
+        update.step(
+            [param], [total], rule=rule, state=state, noise=given, maps=maps, backend=backend
+        )
     return [param, *(b for group in state.buffers.values() for b in group)]
 
 
@@ -131,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add("noise.add_noise", name, lambda b, n, d=dtype: releases(b, d, n, where))  # type: ignore[misc]
     for name, rule in RULES.items():
         add("update.step", name, lambda b, n, r=rule: updates(b, r, n, where))  # type: ignore[misc]
+    add("update.step", "mapped", lambda b, n: mapped(b, n, where))
     for op in gpu_coef.OPS:
 
         def coefficients(b: str, n: int, op: str = op) -> dict[str, Any]:

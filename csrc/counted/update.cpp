@@ -54,32 +54,60 @@ Counted<double> times(const double* row, const std::vector<Counted<double>>& num
   return total.total();
 }
 
-// The gradient of a sum that is noised in the coordinates of its channel pairs.
+// The gradient of a sum that is noised in the coordinates of its channel pairs;
+// released(pair, r): a coordinate with its noise.
+template <class T, class Released>
+std::vector<Counted<T>> led_back(const PairMap& map, std::int64_t pairs, double factor,
+                                 const Released& released) {
+  std::vector<Counted<T>> gradient;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    std::vector<Counted<double>> coordinates;
+    for (std::int64_t r = 0; r < map.rank; ++r) coordinates.push_back(released(pair, r));
+    for (std::int64_t t = 0; t < map.taps; ++t) {
+      gradient.emplace_back(times(map.back + t * map.rank, coordinates) * factor);
+    }
+  }
+  return gradient;
+}
+
 template <class T, class IsFinite>
 std::vector<Counted<T>> mapped_gradient(const cpu::UpdateTensors<T>& call, std::size_t item,
                                         TensorNoise& made, const IsFinite& is_finite) {
   using C = Counted<T>;
   const PairMap& map = call.maps[item];
-  const std::int64_t size = call.P[item], pairs = size / map.taps;
-  const Operand<const T> sum(static_cast<const T*>(call.sums[item]), size);
-  const cpu::Lattice<T> lattice(call.scales[item]);
+  const std::int64_t pairs = call.P[item] / map.taps, noised = pairs * map.rank;
+  const double scale = call.scales[item];
+  made.make(static_cast<std::uint64_t>(call.positions[item]), noised);
+  const auto count = [&](auto zero) {
+    using Sum = decltype(zero);
+    const Operand<const Sum> sum(static_cast<const Sum*>(call.sums[item]), noised);
+    return led_back<T>(map, pairs, scale / 64 * call.gradient_scale,
+                       [&](std::int64_t pair, std::int64_t r) {
+                         const std::int64_t at = pair * map.rank + r;
+                         return Counted<double>(
+                             release_integer(sum[at], made.draws[static_cast<std::size_t>(at)]));
+                       });
+  };
+  if (call.sums_kind == cpu::Summed::kInt32) return count(std::int32_t{});
+  if (call.sums_kind == cpu::Summed::kInt64) return count(std::int64_t{});
+  const bool coordinates = map.signal == nullptr;
+  const Operand<const T> sum(static_cast<const T*>(call.sums[item]),
+                             coordinates ? noised : call.P[item]);
+  const cpu::Lattice<T> lattice(scale);
   const C per_unit(lattice.per_unit), cell(lattice.cell);
-  made.make(static_cast<std::uint64_t>(call.positions[item]), pairs * map.rank);
-  std::vector<C> gradient;
-  std::size_t at = 0;
-  for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    std::vector<Counted<double>> taps, coordinates;
-    for (std::int64_t t = 0; t < map.taps; ++t) taps.emplace_back(sum[pair * map.taps + t]);
-    for (std::int64_t r = 0; r < map.rank; ++r, ++at) {
-      const C units = C(times(map.signal + r * map.taps, taps)) * per_unit;
-      const C finite = choose(is_finite(units), units, C{});
-      coordinates.emplace_back(release_float(finite, made.bits[at], made.draws[at]) * cell);
+  std::vector<Counted<double>> taps;
+  return led_back<T>(map, pairs, call.gradient_scale, [&](std::int64_t pair, std::int64_t r) {
+    const auto at = static_cast<std::size_t>(pair * map.rank + r);
+    if (r == 0 && !coordinates) {
+      taps.clear();
+      for (std::int64_t t = 0; t < map.taps; ++t) taps.emplace_back(sum[pair * map.taps + t]);
     }
-    for (std::int64_t t = 0; t < map.taps; ++t) {
-      gradient.emplace_back(times(map.back + t * map.rank, coordinates) * call.gradient_scale);
-    }
-  }
-  return gradient;
+    const C value = coordinates ? C(sum[static_cast<std::int64_t>(at)])
+                                : C(times(map.signal + r * map.taps, taps));
+    const C units = value * per_unit;
+    const C finite = choose(is_finite(units), units, C{});
+    return Counted<double>(release_float(finite, made.bits[at], made.draws[at]) * cell);
+  });
 }
 
 }  // namespace

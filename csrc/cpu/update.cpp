@@ -154,6 +154,17 @@ std::int64_t noise_coordinates(const std::uint32_t* bits, const std::int32_t* no
   return nonfinite;
 }
 
+// coordinates[k] = the released count, without its unit.
+template <class Sum>
+void noise_counts(const Sum* sum, const std::int32_t* noise, int count, double* coordinates) {
+  versioned([&]() DPK_INLINE {
+    const int n = count;
+    for (int i = 0; i < n; ++i) {
+      coordinates[i] = static_cast<double>(release_integer(sum[i], noise[i]));
+    }
+  });
+}
+
 template <class T>
 void widen(const T* from, std::int64_t count, double* to) {
   versioned([&]() DPK_INLINE {
@@ -184,8 +195,12 @@ class MappedTensor {
         rank_(call.maps[i].rank),
         taps_(call.maps[i].taps),
         pairs_(call.P[i] / taps_),
-        signal_(call.maps[i].signal, rank_, taps_),
-        back_(call.maps[i].back, taps_, rank_) {}
+        coordinates_(call.maps[i].signal == nullptr),
+        integers_(call.sums_kind <= Summed::kInt64),
+        factor_(call.gradient_scale * (integers_ ? call.scales[i] / 64 : 1.0)),
+        back_(call.maps[i].back, taps_, rank_) {
+    if (!coordinates_) signal_ = PairMatrix(call.maps[i].signal, rank_, taps_);
+  }
 
   // Units [begin, end) of kTile pairs.
   std::int64_t update(std::int64_t begin, std::int64_t end, NoiseTiles& tiles) const {
@@ -203,23 +218,39 @@ class MappedTensor {
  private:
   std::int64_t update_unit(std::int64_t first, std::int64_t count, NoiseTiles& tiles, double* taps,
                            double* coordinates) const {
-    const T* const sum = static_cast<const T*>(call_.sums[i_]) + first * taps_;
-    widen(sum, count * taps_, taps);
-    signal_.multiply(taps, count, coordinates);
     const double scale = call_.scales[i_];
     const Lattice<T> lattice(scale);
+    if (!integers_) {
+      const T* const sum = static_cast<const T*>(call_.sums[i_]);
+      if (coordinates_) {
+        widen(sum + first * rank_, count * rank_, coordinates);
+      } else {
+        widen(sum + first * taps_, count * taps_, taps);
+        signal_.multiply(taps, count, coordinates);
+      }
+    }
     std::int64_t nonfinite = 0;
     for_tiles(static_cast<std::uint64_t>(call_.positions[i_] + first * rank_), 0, count * rank_,
               [&](const TilePart& part) {
                 const std::int32_t* const noise = tiles.draws(part);
-                nonfinite += noise_coordinates(tiles.rounding(part), noise, lattice, part.count,
-                                               coordinates + part.index);
+                double* const here = coordinates + part.index;
+                const std::int64_t index = first * rank_ + part.index;
+                if (call_.sums_kind == Summed::kInt32) {
+                  noise_counts(static_cast<const std::int32_t*>(call_.sums[i_]) + index, noise,
+                               part.count, here);
+                } else if (call_.sums_kind == Summed::kInt64) {
+                  noise_counts(static_cast<const std::int64_t*>(call_.sums[i_]) + index, noise,
+                               part.count, here);
+                } else {
+                  nonfinite +=
+                      noise_coordinates(tiles.rounding(part), noise, lattice, part.count, here);
+                }
               });
     back_.multiply(coordinates, count, taps);
     alignas(64) T gradient[kTile];
     for (std::int64_t index = 0; index < count * taps_; index += kTile) {
       const auto size = static_cast<int>(std::min<std::int64_t>(kTile, count * taps_ - index));
-      narrow(taps + index, call_.gradient_scale, size, gradient);
+      narrow(taps + index, factor_, size, gradient);
       apply_rule(call_, rule_, i_, first * taps_ + index, size, gradient);
     }
     return nonfinite;
@@ -229,6 +260,8 @@ class MappedTensor {
   const RuleNumbers& rule_;
   std::size_t i_;
   std::int64_t rank_, taps_, pairs_;
+  bool coordinates_, integers_;  // what the sum holds
+  double factor_;
   PairMatrix signal_, back_;
 };
 

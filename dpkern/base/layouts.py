@@ -244,6 +244,18 @@ UPDATE_TASK = Struct(
     step=F64("takes a sum, or a released count, to the gradient"),
     aligned16=I64("whether every array that this task touches begins at 16 bytes"),
 )
+UPDATE_MAP = Struct(
+    "UpdateMap",
+    "The coordinates that a task's sum is noised in; rank 0: the sum is noised as it is.",
+    signal=pointer("const double")("[taps, rank], or null: the sum holds coordinates"),
+    back=pointer("const double")("[rank, taps]"),
+    pairs=I64,
+    cell=F64("of float sums"),
+    factor=F64("takes what is led back to the gradient"),
+    rank=I32,
+    taps=I32,
+    own=I64("tiles of a block in which its channel pairs begin"),
+)
 UPDATE_CLOCK = Struct(
     "UpdateStepCounter",
     "The step count in device memory, so that a recorded graph of launches makes fresh noise.",
@@ -281,7 +293,7 @@ PAIR_MAP = Struct(
     "PairMap",
     "Coordinates of a channel pair's taps, in which noise is added, and the way back; no matrices: "
     "the sum is noised as it is.",
-    signal=pointer("const double")("[rank, taps]"),
+    signal=pointer("const double")("[rank, taps], or null: the sum holds coordinates"),
     back=pointer("const double")("[taps, rank]"),
     rank=I64,
     taps=I64,

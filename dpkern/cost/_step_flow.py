@@ -99,7 +99,7 @@ def _taken_over(s: CountSetting, plan: Plan) -> Items:
     if plan.arithmetic == "exact":
         return []
     checked = exact(f"{CLIP}: checks", sum((glue.sum_read(n) for n in s.sizes), Counts()))
-    later = plan.maps_late or _maps_in_update(s, plan)
+    later = plan.maps_late or _mapped_late(s, plan)
     return checked + ([] if later else _signals(plan, 1, s.dtype))
 
 
@@ -188,7 +188,7 @@ def finishing(s: CountSetting, plan: Plan) -> Items:
     if plan.importance is not None:
         items += _weighed(s, plan) + _signals(plan, 1, s.dtype)
     maps = _maps_in_update(s, plan)
-    if maps and s.rule is None:
+    if _mapped_late(s, plan) and s.rule is None:
         items += _signals(plan, 1, s.dtype)
     fused = [b for b in plan.blocks if plan.direct or b.fused or maps]
     ready = [b for b in plan.blocks if s.learns or s.rule is None or b not in fused]
@@ -220,8 +220,14 @@ def _made_ahead(s: CountSetting, plan: Plan) -> Items:
 
 
 def _maps_in_update(s: CountSetting, plan: Plan) -> bool:
-    """Whether sums are mapped inside the update, as on the CPU; mapped samples cannot be."""
-    return plan.maps_in_update and not s.learns and s.samples in ("sum", "operands")
+    """Whether sums are noised in their coordinates inside the update, as on the CPU."""
+    return plan.maps_in_update and not s.learns
+
+
+def _mapped_late(s: CountSetting, plan: Plan) -> bool:
+    """Whether the update also maps the sums: those of gradients, which are clipped as floats."""
+    of_gradients = s.samples in ("sum", "operands") and plan.arithmetic != "exact"
+    return of_gradients and _maps_in_update(s, plan)
 
 
 def _ready(block: Block, s: CountSetting) -> torch.dtype:
@@ -305,7 +311,17 @@ def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bo
         return []
     law = plan.distribution if noised else None
     params = [shaped(block.shape, s.dtype) for block in blocks]
-    sums = [shaped(b.shape, _sums_dtype(s, plan) if noised else s.dtype) for b in blocks]
+    maps, coordinates = None, False
+    if noised and _maps_in_update(s, plan):
+        maps = plan.pair_maps.part(block.index for block in blocks)
+        coordinates = not _mapped_late(s, plan)
+        maps = maps.only_back if coordinates else maps
+    sums = [
+        shaped(
+            b.signal_shape if coordinates else b.shape, _sums_dtype(s, plan) if noised else s.dtype
+        )
+        for b in blocks
+    ]
     drawn = None
     if law is not None:
         floats = plan.arithmetic != "exact"
@@ -319,9 +335,6 @@ def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bo
         )
     names = rule.buffer_names()
     state = update.State(s.number - 1, {name: list(params) for name in names})
-    maps = None
-    if noised and _maps_in_update(s, plan):
-        maps = plan.pair_maps.part(block.index for block in blocks)
     return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn, maps=maps)
 
 

@@ -213,6 +213,7 @@ def _why_not(capture: Capture, step: DPStep) -> str:
     """Return the reason why the engine's gradients are not tested; empty if they are."""
     checks = (
         (step.plan.arithmetic != "exact", f"arithmetic={step.plan.arithmetic!r}"),
+        (step.plan.mapped, "release coordinates"),
         (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
         (capture.any_rank is not None, "several processes"),
         (

@@ -16,7 +16,7 @@ gradient itself. Sums stay in the parameter's shape; the step applies the maps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class NormedGradients(PerSampleGradients):
     """The per-sample gradients ``record``, clipped by a norm that a subclass defines."""
 
     record: PerSampleGradients
+    _rows: tuple[Tensor] | None = field(default=None, init=False)
+    """Release coordinates, kept from the norm of integers to their sum; they are no operand."""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -65,7 +67,7 @@ class NormedGradients(PerSampleGradients):
     def per_sample(self) -> Tensor:
         return self.record.per_sample()
 
-    def part(self, samples: slice) -> NormedGradients:
+    def part(self, samples: slice) -> Self:
         return replace(self, record=self.record.part(samples))
 
     def rounding_terms(self) -> tuple[int, Tensor]:
@@ -77,6 +79,17 @@ class NormedGradients(PerSampleGradients):
         ``scale`` takes captured gradients to those of the sample's own loss.
         """
         return self.record.per_sample().double() * scale
+
+    def rows(self) -> Tensor:
+        """Return the release coordinates of captured gradients in float32, ``[B, *coordinates]``.
+
+        Integers are made of these very numbers, so that nothing else need be accurate.
+        """
+        if self._rows is None:
+            whole = [slice(None)] if not self.batch else [samples for samples, _ in self.pieces()]
+            made = [self.part(samples).coordinates(1.0).float() for samples in whole]
+            self._rows = (made[0].contiguous() if len(made) == 1 else torch.cat(made),)
+        return self._rows[0]
 
 
 @dataclass
@@ -261,9 +274,9 @@ class SpectrumNormed(NormedGradients):
         return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
     def coordinates(self, scale: float) -> Tensor:
-        rows = self.filtered().per_sample().double() * scale
+        rows = self.filtered().per_sample().double()
         with phase(MAP):
-            return self.release.forward(rows)
+            return self.release.forward(rows if scale == 1 else rows * scale)
 
 
 @dataclass
@@ -309,6 +322,10 @@ class WhitenedNormed(NormedGradients):
             return spectral.whitened_norm(grads, matrix.to(grads.device))
 
         return self.record.by_pieces(one)
+
+    def part(self, samples: slice) -> Self:
+        behind = None if self.behind is None else self.behind.part(samples)
+        return replace(self, record=self.record.part(samples), behind=behind)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
         (self.record if self.behind is None else self.behind).add_sum(factors, out)

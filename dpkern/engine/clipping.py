@@ -38,7 +38,7 @@ from .per_sample_gradients import ExplicitGradients, squared_norms
 from .program import kinds
 from .program.close import close_replayed
 from .release_norms import take_over, with_clip_norm
-from .uses import ParameterSource
+from .uses import CapturedGradients, ParameterSource
 
 KINDS = kinds.__all__
 """Kinds of uses that a program can hold; the import registers them."""
@@ -148,7 +148,7 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     parts = []
     for slot in capture.slots:
         with attributed_to(slot):
-            parts += [(slot, arrival) for arrival in parts_of(slot)]
+            parts += [(slot, arrival) for arrival in _clipped_parts(slot, capture)]
     result = integer_sums(
         plan,
         capture.slots,
@@ -165,6 +165,18 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     return replace(
         result, norms=norms, nonfinite=count(~torch.isfinite(norms)), batch_size=len(norms)
     )
+
+
+def _clipped_parts(slot: ParameterSource, capture: Capture) -> list[CapturedGradients]:
+    """Return a parameter's gradients, with the norm of its release coordinates if it has any."""
+    parts = parts_of(slot)
+    if slot.release is None or not parts:
+        return parts
+    if len(parts) > 1 or parts[0].rows is not None:
+        parts = [CapturedGradients(written_out(slot))]
+    if isinstance(parts[0].record, NormedGradients):
+        return parts
+    return [CapturedGradients(with_clip_norm(slot, parts[0].record, capture))]
 
 
 def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:

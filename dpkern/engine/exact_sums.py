@@ -9,7 +9,10 @@ products of integer vectors instead. ``docs/exact.md`` proves that every ``|q_b|
 norm of a sample's integers is looked at here. ``q_b`` depends on sample b alone: the
 sums are the same for every order, every number of threads and every division into batches.
 
-Other plans (mapped releases, L1 norms, automatic clipping, float64, devices) are clipped by
+Of a parameter whose noise stands on whitened coordinates, the integers are those of each sample's
+coordinates, which are written out in float32 (``NormedGradients.rows``).
+
+Other plans (maps of other kinds, L1 norms, automatic clipping, float64, devices) are clipped by
 ``ops.clip.clip_sum``, which looks at each sample's integers.
 """
 
@@ -28,7 +31,9 @@ from ..ops import clip, ghost
 from ..ops._count import count
 from ..privacy.mechanisms import Plan
 from ..privacy.mechanisms.plan import Block
+from ..privacy.mechanisms.release import Taps
 from .attribution import attributed_to
+from .clip_norms import NormedGradients
 from .per_sample_gradients import (
     ConvolutionGradients,
     ExplicitGradients,
@@ -57,12 +62,21 @@ def sums_in_place(plan: Plan, slots: Sequence[ParameterSource]) -> bool:
         and plan.p == 2
         and plan.clipping != "automatic"
         and not plan.needs_raw
-        and all(block.release is None for block in plan.blocks)
+        and all(map(_has_integers_here, plan.blocks))
         and all(
             slot.parameter.is_cpu and clip.sum_dtype(slot.parameter.dtype) is torch.float32
             for slot in slots
         )
     )
+
+
+def _has_integers_here(block: Block) -> bool:
+    """Whether the integers of a block are made here: of its gradients, or whitened coordinates."""
+    release = block.release
+    if release is None:
+        return True
+    whitened = isinstance(release, Taps) and release.norm == "release"
+    return whitened and release.pair_map is not None
 
 
 def most_samples(plan: Plan) -> int:
@@ -125,7 +139,8 @@ def integer_sums(
         store: memory for the sums.
 
     Returns:
-        Sums in the parameters' shapes: int32, or int64 where int32 might overflow.
+        Sums in the parameters' shapes, or of their release coordinates: int32, or int64 where int32
+        might overflow.
     """
     groups = [_IntegerGroup(plan, indices, parts) for indices in plan.groups]
     norms, factors = zip(*(group.factors(batch, scale) for group in groups), strict=True)
@@ -133,7 +148,10 @@ def integer_sums(
     finite = torch.isfinite(total)
     if len(groups) > 1:  # a sample that is dropped from one group is dropped from all
         factors = tuple(each.where(finite, 0.0) for each in factors)
-    shapes = [slot.shape for slot in slots]
+    shapes = [
+        slot.shape if block.release is None else block.signal_shape
+        for slot, block in zip(slots, plan.blocks, strict=True)
+    ]
     sums = store.zeros(shapes, torch.int32, torch.device("cpu"))
     most = most_samples(plan)
     if batch <= most:
@@ -232,7 +250,7 @@ def _with_rows(
 ) -> tuple[ParameterSource, CapturedGradients, Tensor | None]:
     """Return gradients with rows ``[B, *shape]``, unless their integers are made in place."""
     record = arrival.record
-    if isinstance(record, MADE_IN_PLACE):
+    if isinstance(record, (*MADE_IN_PLACE, NormedGradients)):
         return slot, arrival, None
     if not isinstance(record, ExplicitGradients):
         arrival = CapturedGradients(record, arrival.rows)
@@ -253,6 +271,8 @@ def _has_one_position(record: PerSampleGradients) -> bool:
 def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
     """Return the view of ``sums`` that these gradients are added to."""
     out = sums[slot.index]
+    if isinstance(arrival.record, NormedGradients):
+        return out  # of its coordinates
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
 
@@ -264,6 +284,8 @@ def squared_norms_rounded(record: PerSampleGradients) -> Tensor:
     """
     if isinstance(record, LinearGradients) and record.integer_operands:
         return ghost.linear_integer_norm(to_sum_dtype(record.a), to_sum_dtype(record.g))
+    if isinstance(record, NormedGradients):
+        return ghost.explicit_norm([record.rows()])
     square = record.squared_norms()
     error = rounding_error(record) if isinstance(record, MADE_IN_PLACE) else None
     # 2^-40: more than these few operations lose.
@@ -312,6 +334,11 @@ def add_integers(record: PerSampleGradients, factors: Tensor, out: Tensor) -> No
 @add_integers.register
 def _(record: ExplicitGradients, factors: Tensor, out: Tensor) -> None:
     ghost.explicit_integer_sum([to_sum_dtype_dense(record.grads, torch.float32)], factors, [out])
+
+
+@add_integers.register
+def _(record: NormedGradients, factors: Tensor, out: Tensor) -> None:
+    ghost.explicit_integer_sum([record.rows()], factors, [out])
 
 
 @add_integers.register

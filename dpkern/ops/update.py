@@ -17,7 +17,7 @@ from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strid
 from . import _lattice, _project
 from ._count import Count, count
 from ._draws import Draws
-from ._pair_map import PairMap, PairMaps, check_maps
+from ._pair_map import PairMap, PairMaps, check_maps, shape_of_sum
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._step_counter import step_counter
@@ -55,7 +55,10 @@ def _check_step(
     if not params:
         return
     first = params[0]
-    _check_sums(params, sums, (*INTEGERS, first.dtype) if noise is not None else (first.dtype,))
+    dtypes = (*INTEGERS, first.dtype) if noise is not None else (first.dtype,)
+    if maps is not None:
+        check_maps(maps, params, sums, noised=noise is not None)
+    check_sums(params, sums, dtypes, maps)
     kind: dict[str, Any] = {"dtypes": (first.dtype,), "device": first.device, "contiguous": True}
     shapes = [p.shape for p in params]
     for name in names:
@@ -64,22 +67,32 @@ def _check_step(
         if not check.alike(buffers, shapes=shapes, **kind):
             for i, (p, b) in enumerate(zip(params, buffers, strict=True)):
                 check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **kind)
-    if maps is not None:
-        check_maps(maps, params, sums, noised=noise is not None)
     if noise is not None:
         check_noise(noise, params, sums, maps)
 
 
-def _check_sums(
-    params: Sequence[Tensor], sums: Sequence[Tensor], dtypes: tuple[torch.dtype, ...]
+def check_sums(
+    params: Sequence[Tensor],
+    sums: Sequence[Any],
+    dtypes: tuple[torch.dtype, ...],
+    maps: PairMaps | None,
 ) -> None:
-    """Check sums of the parameters' shapes, all of the first one's dtype."""
+    """Check sums of the parameters' shapes, or of their coordinates, all of the first one's dtype.
+
+    Raises:
+        InvalidInput: anything else.
+    """
     kind: dict[str, Any] = {"device": params[0].device, "contiguous": True}
-    check.tensor_at("sums[0]", sums[0], shape=params[0].shape, dtypes=dtypes, **kind)
+    check.tensor_at("sums[0]", sums[0], dtypes=dtypes, **kind)
     kind["dtypes"] = (sums[0].dtype,)
-    if not check.alike(sums, shapes=[p.shape for p in params], **kind):
-        for i, (p, s) in enumerate(zip(params, sums, strict=True)):
-            check.tensor_at(f"sums[{i}]", s, shape=p.shape, **kind)
+    each = (None,) * len(params) if maps is None else maps.each
+    for i, total in enumerate(sums):
+        if not isinstance(total, Tensor):
+            check.tensor_at(f"sums[{i}]", total)
+    shapes = [shape_of_sum(*given) for given in zip(params, sums, each, strict=True)]
+    if not check.alike(sums, shapes=shapes, **kind):
+        for i, (shape, total) in enumerate(zip(shapes, sums, strict=True)):
+            check.tensor_at(f"sums[{i}]", total, shape=shape, **kind)
 
 
 def _check_rule(rule: object) -> None:
@@ -108,18 +121,21 @@ def step(
     ``y = floor((v + X) / 2^14)``; gradient ``= gradient_scale (scale / 64) y``; then the rule
     updates ``params`` and ``state`` in place. Noise is made in registers and never stored. A sum
     with a map is noised in other coordinates, in float64 but for the rounding of ``signal sum`` to
-    the sum's dtype: gradient ``= gradient_scale back ((scale / 64) y)``, y from ``signal sum``.
+    the sum's dtype: gradient ``= gradient_scale back ((scale / 64) y)``, y from ``signal sum``, or
+    from the sum itself where it holds coordinates already (``signal=None``).
 
     Args:
         params: float32 or float64 tensors of one dtype and device, contiguous.
         sums: clipped sums of the same shapes: int32 or int64 counts of ``u = scale / 2^20``, or
-            floats of the parameters' dtype, which are rounded stochastically to ``u``.
+            floats of the parameters' dtype, which are rounded stochastically to ``u``. Those of
+            coordinates have shapes ``[..., r]``.
         rule: ``SGD``, ``Adam`` or ``AdamW``, with the meaning of ``torch.optim``.
         state: from ``rule.init(params)``; its step count advances.
         gradient_scale: 1 / (public expected batch size).
         noise: the step's noise; None applies the rule to the float sums (not private).
-        maps: the maps of float sums whose noise is added in other coordinates, and takes as many
-            positions as there are coordinates. None maps nothing.
+        maps: the maps of sums whose noise is added in other coordinates, and takes as many
+            positions as there are coordinates. Integer sums hold coordinates, and are led back
+            after the noise: their certificate speaks of released bits. None maps nothing.
 
     Returns:
         How many float sums, or coordinates of them, were not finite (each counts as zero): an int,
@@ -146,7 +162,7 @@ def step(
             bad = bad + count(~finite)
             gradient = torch.where(finite, total, torch.zeros_like(total)) * gradient_scale
         elif mapped is not None:
-            gradient, unusable = _mapped_gradient(total, mapped, noise, i, gradient_scale)
+            gradient, unusable = _mapped_gradient(param, total, mapped, noise, i, gradient_scale)
             bad = bad + unusable
         else:
             y, unusable = _noisy_sum(total, noise, i)
@@ -168,14 +184,20 @@ def _noisy_sum(total: Tensor, noise: Noise, i: int) -> tuple[Tensor, Count]:
 
 
 def _mapped_gradient(
-    total: Tensor, mapped: PairMap, noise: Noise, i: int, gradient_scale: float
+    param: Tensor, total: Tensor, mapped: PairMap, noise: Noise, i: int, gradient_scale: float
 ) -> tuple[Tensor, Count]:
     """Return the gradient of a sum that is noised in other coordinates, and what is not finite."""
-    signal, back = mapped.signal.to(total.device), mapped.back.to(total.device)
-    taps = total.reshape(-1, mapped.taps).double()
-    y, unusable = _noisy_sum((taps @ signal.T).to(total.dtype), noise, i)
-    noisy = (y * _lattice.cell(noise.scales[i], total.dtype)).double()
-    return ((noisy @ back.T) * gradient_scale).to(total.dtype).view_as(total), unusable
+    coordinates, factor = total.reshape(-1, total.shape[-1]), gradient_scale
+    if mapped.signal is not None:
+        taps = total.reshape(-1, mapped.taps).double()
+        coordinates = (taps @ mapped.signal.to(total.device).T).to(total.dtype)
+    y, unusable = _noisy_sum(coordinates.contiguous(), noise, i)
+    if total.dtype in INTEGERS:
+        noisy, factor = y.double(), noise.scales[i] / SCALE_CELLS * gradient_scale
+    else:
+        noisy = (y * _lattice.cell(noise.scales[i], total.dtype)).double()
+    gradient = noisy.view(-1, mapped.rank) @ mapped.back.to(total.device).T
+    return (gradient * factor).to(param.dtype).view_as(param), unusable
 
 
 def _check_advance(step_counter: Tensor, rule: Rule) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from ..base import validate as check
-from ..base.dispatch import BACKENDS, wanted_backend
+from ..base.dispatch import BACKENDS, availability, wanted_backend
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.phase import CLIP, LEARN, NOISE, UPDATE, phase
 from ..base.rng import Key
 from ..ops import clip, update
 from ..ops._count import Count
+from ..ops._pair_map import MOST_COORDINATES
 from ..privacy.accounting import Certificate, Ledger
 from ..privacy.mechanisms.base import Mechanism
 from ..privacy.mechanisms.plan import Plan
@@ -45,8 +46,9 @@ from .watcher import WATCHED, Watcher
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """The parameters that a rule updates, and its state."""
 
-_MAPPING = (None, "cpu", "reference")
-"""Backends whose update takes maps; None selects the compiled one."""
+_MAPPING = {"cpu": ("cpu", "reference"), "devices": ("cuda", "cupy"), "inline": ("triton",)}
+"""Backends whose update takes maps: of any size, of ``MOST_COORDINATES``, and those that draw the
+noise themselves."""
 
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
@@ -259,20 +261,33 @@ class DPStep:
             check_norms(clipped_as, self.plan)
         if self._supply.source is not None:
             self._supply.prepare(self)
-        self._sums, self._unmapped = sums, self.plan.mapped
+        self._sums = sums
+        self._unmapped = self.plan.mapped and self.plan.arithmetic == "float"
         self._added += samples
         self._nonfinite = self._nonfinite + nonfinite
 
     @property
     def maps_in_update(self) -> bool:
-        """Whether mapped sums are kept as they are until the update maps and noises them."""
+        """Whether the update noises sums in their coordinates, and leads them back."""
         return (
             self.plan.maps_in_update
             and self.memory is None
             and self._watcher is None
-            and self.params[0].is_cpu
-            and (self.backend or wanted_backend()) in _MAPPING
+            and self._backend_maps()
         )
+
+    def _backend_maps(self) -> bool:
+        """Whether the backend of the update takes the plan's maps."""
+        wanted = self.backend or wanted_backend()
+        if wanted in _MAPPING["cpu"] or (wanted is None and self.params[0].is_cpu):
+            return True
+        able = _MAPPING["devices"]
+        if self._supply.source is None:
+            able += _MAPPING["inline"]
+        names = able if wanted is None else (wanted,)
+        ranks = (each.rank for each in self.plan.pair_maps.each if each is not None)
+        fits = max(ranks, default=0) <= MOST_COORDINATES
+        return fits and any(name in able and availability(name)[0] for name in names)
 
     @property
     def obstacle(self) -> str:
@@ -403,9 +418,9 @@ class DPStep:
         noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
         left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
         maps = None
-        if unmapped and self.maps_in_update and noise_now is not None:
-            maps = self.plan.pair_maps
-            for i in left:
+        if self.maps_in_update and noise_now is not None:
+            maps = self.plan.pair_maps if unmapped else self.plan.pair_maps.only_back
+            for i in left if unmapped else ():
                 sums[i] = releasing.signal(sums[i], self.plan.blocks[i])
         elif unmapped:
             sums = releasing.signals(sums, self.plan)
@@ -611,7 +626,7 @@ class DPStep:
     def _taken_over(self, given: clip.ClipResult) -> clip.ClipResult:
         check_sum(given, self.params, self.plan)
         plan = self.plan
-        if self.maps_in_update:
+        if plan.arithmetic == "float" and self.maps_in_update:
             self._join(given, unmapped=True)
             return given
         if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:

@@ -268,6 +268,11 @@ inline float __uint_as_float(std::uint32_t bits) {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
+inline std::uint32_t __float_as_uint(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
 
 inline std::uint64_t bits_of_double(double x) {
   std::uint64_t bits;

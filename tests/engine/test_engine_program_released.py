@@ -47,6 +47,8 @@ MECHANISMS: dict[str, Callable[..., Any]] = {
     "GReDP, printed scaling": partial(gredp, unitary_scaling="as_printed"),
     "GReDP, cropped, circular noise": partial(gredp, clip_domain="cropped", noise_kind="circular"),
     "Spectral-DP, whitened": partial(spectral, clip_domain="whitened"),
+    "Spectral-DP, whitened, integers": partial(SpectralDP, keep_fraction=0.3, clipping="flat"),
+    "Spectral-DP, whitened, integers of each layer": partial(SpectralDP, clipping="per_layer"),
     "Spectral-DP, spectrum": partial(spectral, clip_domain="spectrum"),
     "Spectral-DP, published": published,
     "Spectral-DP, kept": partial(published, clip_domain="kept"),
@@ -68,11 +70,6 @@ def test_replay_gives_the_bits_of_the_recorded_path(name: str) -> None:
 def test_kept_gradients_are_kept_by_both(keep: float) -> None:
     mechanism = MECHANISMS["Spectral-DP, whitened"]
     both(**images(mechanism=mechanism, keep_budget=keep, batch=32))
-
-
-def test_integers_of_mapped_gradients_are_recorded() -> None:
-    run = both(**images(mechanism=partial(SpectralDP, clipping="flat")), replays=False)
-    assert "written out" in run.engine.capture.program.reason
 
 
 def quieter(run: Loop) -> None:

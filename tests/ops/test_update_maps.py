@@ -62,6 +62,19 @@ class Problem:
         behind = 1024 + -(-pairs * rank // 512) * 512
         self.noise = noise_at((0, 1024, behind))
 
+    def of_coordinates(self, dtype: torch.dtype) -> Problem:
+        """Let the sums hold coordinates, of this dtype, which are led back alone."""
+        each = self.maps.each[1]
+        assert each is not None
+        self.maps = self.maps.only_back
+        shapes = [(700,), (*self.params[1].shape[:-1], each.rank), (3, 5)]
+        if dtype.is_floating_point:
+            self.sums = [3 * torch.randn(shape, dtype=dtype) for shape in shapes]
+        else:
+            most = 2**45 if dtype is torch.int64 else 2**28
+            self.sums = [torch.randint(-most, most, shape, dtype=dtype) for shape in shapes]
+        return self
+
     def run(self, rule: update.Rule, backend: str, **changes: Any) -> tuple[Any, list[Any]]:
         params = [p.clone() for p in self.params]
         state = rule.init(params)
@@ -109,6 +122,44 @@ def test_kernel_and_reference_are_the_parts(
         assert (moved - plain).abs().max() > 1e-3
 
 
+def released(problem: Problem) -> torch.Tensor:
+    """What a certificate speaks of: the mapped parameter's coordinates with their noise."""
+    given, coordinates = problem.noise, problem.sums[1].clone()
+    noise.add_noise(
+        coordinates,
+        stream=given.stream,
+        rounding=given.rounding,
+        position=given.positions[1],
+        scale=SCALE if coordinates.is_floating_point() else None,
+        backend="reference",
+    )
+    return coordinates
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("total", [torch.int32, torch.int64, None], ids=str)
+@pytest.mark.parametrize(("rank", "taps", "pairs"), SIZES)
+def test_sums_of_coordinates_are_noised_as_they_are_and_led_back(
+    rank: int, taps: int, pairs: int, total: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    problem = Problem(rank, taps, pairs, dtype).of_coordinates(total or dtype)
+    each = problem.maps.each[1]
+    assert each is not None
+    back = each.back * (1.0 if total is None else SCALE / 64)
+    plain = problem.params[1] - 0.1 * (released(problem).double() @ back.T * GRADIENT_SCALE).to(
+        dtype
+    )
+    for backend in ("cpu", "reference"):
+        bad, (_, param, _) = problem.run(RULES[0], backend)
+        assert bad == 0
+        testing.assert_close(backend, param, plain, 4 * torch.finfo(dtype).eps)
+    # Negative control: noise that stands one coordinate further on.
+    if pairs:
+        other = noise_at((0, 1025, problem.noise.positions[2] + 512))
+        moved = problem.run(RULES[0], "cpu", noise=other)[1][1]
+        assert (moved - plain).abs().max() > 1e-3 * min(1.0, float(plain.abs().max()))
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_the_noise_and_the_rule_are_those_of_sums_as_they_are(rule: update.Rule) -> None:
     problem = Problem(9, 9, 1300, torch.float32)
@@ -121,8 +172,11 @@ def test_the_noise_and_the_rule_are_those_of_sums_as_they_are(rule: update.Rule)
     assert all(torch.equal(got[i], wanted[i]) for i in (0, 2))
 
 
-def test_instruction_sets_and_threads_give_the_same_bits() -> None:
+@pytest.mark.parametrize("total", [None, torch.int32, torch.int64], ids=str)
+def test_instruction_sets_and_threads_give_the_same_bits(total: torch.dtype | None) -> None:
     problem = Problem(20, 25, 1500, torch.float32)
+    if total is not None:
+        problem.of_coordinates(total)
     best, results = isa(), []
     try:
         for name in ISAS[: ISAS.index(best) + 1]:
@@ -194,10 +248,13 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match=word):
             problem.run(RULES[0], "cpu", maps=maps)
-    with pytest.raises(InvalidInput, match="float sums and noise"):
+    with pytest.raises(InvalidInput, match="expected noise"):
         problem.run(RULES[0], "cpu", noise=None)
+    for backend in ("cpu", "reference"):
+        with pytest.raises(InvalidInput, match=r"sums\[1\]"):
+            problem.run(RULES[0], backend, maps=problem.maps.only_back)  # the sum is of taps
     problem.sums = [total.to(torch.int32) for total in problem.sums]
-    with pytest.raises(InvalidInput, match="float sums and noise"):
+    with pytest.raises(InvalidInput, match="sums of coordinates"):
         problem.run(RULES[0], "cpu")
     with pytest.raises(InvalidInput, match="a coordinate and a tap at least"):
         update.PairMap(signal=torch.zeros(0, 9).double(), back=torch.zeros(9, 0).double())

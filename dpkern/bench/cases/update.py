@@ -33,14 +33,35 @@ def _maps(call: Call) -> update.PairMaps:
     """Map every second parameter, whose last dimension is taps, to fewer coordinates."""
     return update.PairMaps(
         tuple(
-            _map(call, p.shape[-1]) if i % 2 == 0 and p.shape and p.shape[-1] else None
+            _map(call, p.shape[-1]) if _is_mapped(i, p) else None
             for i, p in enumerate(call.args["params"])
         )
     )
 
 
+def _is_mapped(i: int, param: torch.Tensor) -> bool:
+    return i % 2 == 0 and param.dim() > 0 and param.shape[-1] > 0
+
+
+def _only_back(call: Call) -> update.PairMaps:
+    return _maps(call).only_back
+
+
+def _coordinates(call: Call) -> list[torch.Tensor]:
+    """Return counts, of the coordinates of mapped parameters."""
+    shapes = [
+        (*p.shape[:-1], _rank(p.shape[-1])) if _is_mapped(i, p) else p.shape
+        for i, p in enumerate(call.args["params"])
+    ]
+    return [(call.normal(shape) * 1e5).to(torch.int32) for shape in shapes]
+
+
+def _rank(taps: int) -> int:
+    return max(1, taps // 2)
+
+
 def _map(call: Call, taps: int) -> update.PairMap:
-    rank = max(1, taps // 2)
+    rank = _rank(taps)
     signal, back = call.normal((rank, taps)).double(), call.normal((taps, rank)).double()
     return update.PairMap(signal=signal.contiguous(), back=back.contiguous())
 
@@ -91,6 +112,7 @@ FACTS = {
             _step(update.SGD(lr=0.1, momentum=0.9, weight_decay=1e-3), noisy=True),
             _step(update.AdamW(lr=1e-3), noisy=True, sums=_counts),
             _step(update.SGD(lr=0.1), noisy=True) | {"maps": _maps},
+            _step(update.SGD(lr=0.1), noisy=True, sums=_coordinates) | {"maps": _only_back},
         ),
         bounds={F32: 1e-6, F64: 1e-14},
         rounded_alike=True,

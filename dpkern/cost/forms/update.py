@@ -57,10 +57,14 @@ def step(
     if noise is not None:
         sizes = sizes_noised(params, maps)
         noised = sum(sizes)
+        # The unit of counts that are led back is a factor of the gradient.
+        led_back = 0 if floats or maps is None else sum(_coordinates(params, maps))
         gradient = noise_forms.released(noised, kind) + (
-            noised * Counts(ADD=1, MUL=1) if floats else noised * _CELL
+            noised * Counts(ADD=1, MUL=1)
+            if floats
+            else (noised - led_back) * _CELL + led_back * Counts(CVT=1)
         )
-        flops, line = noise_forms.release_flops(noised, kind) + noised, "release"
+        flops, line = noise_forms.release_flops(noised, kind) + noised - led_back, "release"
         for size, position in zip(sizes, noise.positions, strict=True):
             made += noise_forms.drawn(
                 noise.draws, position, size, noise.distribution, rounded=floats
@@ -71,7 +75,7 @@ def step(
             made += Itemised((replace(moved([(3, torch.int64)], []), name="step counter"),))
     held = kept * n, params[0].dtype
     edge = moved(
-        [held, (n, kind)],
+        [held, (sum(_sum_sizes(params, maps)), kind)],
         [held],
         note="parameters and what the rule remembers; sums are only read",
     )
@@ -84,18 +88,40 @@ def step(
     )
 
 
+def _coordinates(params: Tensors, maps: update.PairMaps) -> list[int]:
+    """Return how many coordinates each mapped parameter has; 0 for the others."""
+    return [
+        0 if each is None else each.coordinates(param.numel())
+        for param, each in zip(params, maps.each, strict=True)
+    ]
+
+
+def _sum_sizes(params: Tensors, maps: update.PairMaps | None) -> list[int]:
+    """Return how many numbers each parameter's sum has."""
+    each = () if maps is None else maps.each
+    sizes = [param.numel() for param in params]
+    for i, one in enumerate(each):
+        if one is not None and one.signal is None:
+            sizes[i] = one.coordinates(sizes[i])
+    return sizes
+
+
 def _mapped(params: Tensors, maps: update.PairMaps, kind: torch.dtype) -> Itemised:
     """Count the products with the matrices of maps, in float64, and changes of format."""
     counts, flops = Counts(), 0
+    narrow = params[0].dtype is torch.float32
     for param, each in zip(params, maps.each, strict=True):
         if each is None:
             continue
         n = param.numel()
         coordinates = each.coordinates(n)
-        products = coordinates * each.taps + n * each.rank
-        sums = coordinates * (each.taps - 1) + n * (each.rank - 1)
-        formats = 0 if kind is torch.float64 else 2 * (n + coordinates)
-        counts += Counts(MUL=products + n, ADD=sums, CVT=formats)
+        products, sums = n * each.rank, n * (each.rank - 1)
+        formats = n + coordinates if kind not in INTEGERS else n
+        if each.signal is not None:
+            products += coordinates * each.taps
+            sums += coordinates * (each.taps - 1)
+            formats += n + coordinates
+        counts += Counts(MUL=products + n, ADD=sums, CVT=formats if narrow else 0)
         flops += products + n + sums
     return Itemised((Item(name="maps", counts=counts, note="with scaling", flops=flops),))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...privacy.mechanisms import Plan
 from ..exact_sums import Aim, add_integers, most_samples, squared_norms_rounded
 from ..per_sample_gradients import PerSampleGradients, squared_norms
+from ..uses import ParameterSource
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class SumArithmetic:
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of the sums of parameters of this dtype."""
         return torch.int32 if self.exact else dtype
+
+    def sum_shape(self, slot: ParameterSource) -> tuple[int, ...]:
+        """Return the shape of a parameter's sum: integers are clipped as release coordinates."""
+        if not self.exact or slot.release is None:
+            return slot.shape
+        return slot.release.signal_shape(slot.shape)
 
     def aims(self, plan: Plan) -> tuple[Aim, ...]:
         """Return what each group's factors aim at."""

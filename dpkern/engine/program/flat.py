@@ -73,7 +73,8 @@ class Flat:
         (self.dtype,) = dtypes
         self.batch = 0
         self.calls = direct.replayed_step(self.dtype, exact=arithmetic.exact)
-        self.sums = Sums(slots, arithmetic.sum_dtype(self.dtype))
+        shapes = [arithmetic.sum_shape(slot) for slot in slots]
+        self.sums = Sums(shapes, arithmetic.sum_dtype(self.dtype))
         self.group_of = {index: k for k, members in enumerate(groups) for index in members}
         """The clip group of each parameter, by index."""
         self._squares: list[Tensor] = []
@@ -85,7 +86,7 @@ class Flat:
         self._aims: tuple[Aim, ...] = ()
         self._scaled: tuple[float, tuple[Any, ...]] = (0.0, ())
         """The scale of the gradients, and what the calls of a close are told of it and the plan."""
-        self.starts = starts_of([slot.shape for slot in slots])
+        self.starts = starts_of(shapes)
         """Offset of each parameter's sum in the memory of all."""
         self._number_parts()
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..clip_norms import NormedGradients
 from ..layers import conv, embedding
 from ..layers.expression import is_buffer
 from ..parameter import REPLAYED, fresh, refuse_double_backward
@@ -121,7 +122,9 @@ class RecordSite(UseSite):
         self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
     ) -> None:
         record: PerSampleGradients = held[4]
-        arithmetic.add(record, factors, place.view(record.shape))
+        if not isinstance(record, NormedGradients):  # whose sum may be of coordinates
+            place = place.view(record.shape)
+        arithmetic.add(record, factors, place)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..uses import ParameterSource
-
 _ALIGNED = 16
 
 
@@ -21,7 +19,7 @@ def starts_of(shapes: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 class SumMemory:
-    """Contiguous memory, split into the shapes of the parameters.
+    """Contiguous memory, split into the shapes of the parameters' sums.
 
     Attributes:
         whole: all of it.
@@ -48,8 +46,8 @@ class SumMemory:
 class Sums:
     """Memory for the step's sums, and for those of another physical batch of the same step."""
 
-    def __init__(self, slots: Sequence[ParameterSource], dtype: torch.dtype) -> None:
-        self._shapes = [slot.shape for slot in slots]
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        self._shapes = shapes
         self._dtype = dtype
         self._first: SumMemory | None = None
         self._further: SumMemory | None = None

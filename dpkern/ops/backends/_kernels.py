@@ -318,6 +318,14 @@ UPDATE_TILE = CudaKernel(
     lambda *, plan, **_: blocks_of(int(plan["pieces"]), layouts.TILES_PER_BLOCK),
     tuple((t, s, drawn) for t in FLOATS for s in _sums(t) for drawn in DRAWN),
 )
+UPDATE_MAPPED = CudaKernel(
+    "update_mapped",
+    "update_mapped_kernel",
+    layouts.TILE_THREADS,
+    {"plan": layouts.UPDATE_PLAN, **_pointers("tasks", "maps", "nonfinite")},
+    lambda *, plan, **_: blocks_of(int(plan["pieces"]), layouts.TILES_PER_BLOCK),
+    UPDATE_TILE.instances,
+)
 UPDATE_FLAT = CudaKernel(
     "update",
     "update_flat_kernel",

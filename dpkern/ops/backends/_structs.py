@@ -116,7 +116,8 @@ def _pair_maps(value: PairMaps) -> bytes:
         _NO_MAP
         if each is None
         else layouts.PAIR_MAP.pack(
-            each.signal.data_ptr(), each.back.data_ptr(), each.rank, each.taps
+            0 if each.signal is None else each.signal.data_ptr(),
+            *(each.back.data_ptr(), each.rank, each.taps),
         )
         for each in value.each
     )

@@ -40,7 +40,8 @@ def update_tensors(  # type: ignore[empty-body]
     Args:
         buffers: those of one name for all parameters, then those of the next.
         positions, scales: of each parameter's noise; none without noise.
-        maps: one for each parameter, or none.
+        maps: one for each parameter, or none. A map without a signal: the sum has the size of the
+            coordinates, which a direct call leaves to the op's own check.
 
     Returns:
         How many sums are not finite; they count as zero.
@@ -91,6 +92,8 @@ def prepare(
         return NotImplemented
     if maps is not None:
         check_maps(maps, params, sums, noised=noise is not None)
+        if any(each is not None and each.signal is None for each in maps.each):
+            return NotImplemented  # sums of other sizes than the parameters'
     if noise is not None:
         check_noise(noise, params, sums, maps)
     noise, t, powers = update.at_step_counter(noise, rule, state.steps)

@@ -15,7 +15,7 @@ from . import _library
 MODULES = (
     "noise",
     "clip",
-    "update",
+    "update_mapped",
     "explicit",
     "affine",
     "embedding",

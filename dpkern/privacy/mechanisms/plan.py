@@ -62,7 +62,7 @@ class Block:
 
     @property
     def pair_map(self) -> PairMap | None:
-        """The map of a float sum that is mapped inside the update. None where it is not."""
+        """The map of a sum that is noised in coordinates inside the update. None elsewhere."""
         if not self.mapped or self.release is None or self.noise_scale == 0:
             return None
         return self.release.pair_map
@@ -243,15 +243,17 @@ class Plan:
 
     @cached_property
     def maps_in_update(self) -> bool:
-        """Whether the update can map and noise every sum; integer sums come mapped already."""
-        if self.distribution is None or self.arithmetic == "exact" or self.maps_late:
+        """Whether the update can noise every sum in its coordinates, and lead it back."""
+        if self.distribution is None or self.maps_late:
             return False
         return self.mapped and all(b.fused or b.pair_map is not None for b in self.blocks)
 
     @cached_property
     def pair_maps(self) -> PairMaps:
-        """The maps of a plan whose sums are mapped in the update."""
-        return PairMaps(tuple(block.pair_map for block in self.blocks))
+        """The maps of a plan with ``maps_in_update``: of integer sums, which are of coordinates
+        already, the way back."""
+        maps = PairMaps(tuple(block.pair_map for block in self.blocks))
+        return maps.only_back if self.arithmetic == "exact" else maps
 
     @property
     def maps_late(self) -> bool:

@@ -24,7 +24,7 @@ SOURCES = sorted((GENERATED / "cuda").glob("*.cu"))
 FLAGS = ("-std=c++17", "-fmad=false", f"-I{ROOT / 'csrc'}", f"-I{GENERATED}")
 BUDGETS = Path(__file__).with_name("cuda_budgets.json")
 ARCHS = (75, 80, 86, 89, 90, 100)
-EXACT = ("coef", "coef_descend", "coef_features", "noise", "symbols", "update")
+EXACT = ("coef", "coef_descend", "coef_features", "noise", "symbols", "update", "update_mapped")
 """Sources whose bits are those of the CPU."""
 
 

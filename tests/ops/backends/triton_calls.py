@@ -254,6 +254,22 @@ def _updated(dtype: torch.dtype, total: torch.dtype, draws: Draws) -> None:
     update.step(params, sums, rule=rule, state=rule.init(params), noise=given, **ON)
 
 
+def _mapped(dtype: torch.dtype, total: torch.dtype, *, signal: bool) -> None:
+    back = torch.zeros(9, 5, dtype=torch.float64)
+    one = update.PairMap(signal=back.T.contiguous() if signal else None, back=back)
+    params, rule = [torch.zeros(4, 9, dtype=dtype)], update.AdamW(lr=0.1)
+    given = update.Noise(
+        distribution="gaussian",
+        scales=(1.0,),
+        stream=KEY.stream(Purpose.NOISE, 1),
+        positions=(0,),
+        rounding=KEY.stream(Purpose.ROUNDING, 1),
+    )
+    sums = [torch.zeros(4, 9 if signal else 5, dtype=total)]
+    maps = update.PairMaps((one,))
+    update.step(params, sums, rule=rule, state=rule.init(params), noise=given, maps=maps, **ON)
+
+
 def _draws() -> Calls:
     """Noise by itself, and symbols."""
     stream = KEY.stream(Purpose.NOISE, 1)
@@ -276,6 +292,8 @@ def _draws() -> Calls:
     for dtype in noise.FLOATS:
         for total in (dtype, *noise.INTEGERS):
             yield _name("update", f"drawn-{total}", dtype), partial(_updated, dtype, total, ring)
+            mapped = partial(_mapped, dtype, total, signal=total is dtype)
+            yield _name("update", f"mapped-{total}", dtype), mapped
     sources = {
         "cdt": tables["gaussian"],
         "samples": SampleReads(0, torch.zeros(9, dtype=torch.int16)),

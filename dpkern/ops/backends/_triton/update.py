@@ -1,5 +1,7 @@
 """The update: noise, the gradient and the optimizer's rule of all tensors in one launch.
 
+Sums that are noised in other coordinates have a launch of their own (``update_mapped``).
+
 Noise that was made ahead is added in a launch for each tensor before it.
 
 The tensors travel as the table that CUDA's kernel reads, of 64-bit words: addresses, sizes and
@@ -23,6 +25,7 @@ from ....base.codes import RuleForm
 from ... import noise as noise_ops
 from ... import update
 from ..._count import Count, known
+from ..._pair_map import MOST_COORDINATES
 from .. import _launch_update, _numbers, _tables
 from . import chacha, lattice, sources
 from .launch import launch, number
@@ -42,7 +45,7 @@ WORDS = tl.constexpr(layouts.UPDATE_TASK.size // 8)
 PARAM, SUM, STATE1, STATE2 = map(_word, ("param", "sum", "state1", "state2"))
 SIZE, POSITION, FIRST = map(_word, ("size", "first_position", "first_piece"))
 PER_UNIT, STEP = map(_word, ("per_unit", "step"))
-_TYPES = {
+TYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
     torch.int32: tl.int32,
@@ -51,8 +54,8 @@ _TYPES = {
 
 
 @triton.jit
-def _task_of(tasks, count, program):
-    """Return the words of the task that has this program: the last that begins there or before."""
+def number_of_task(tasks, count, program):
+    """Return the number of the task that has this program: the last that begins there or before."""
     low = tl.zeros((), tl.int64)
     high = low + count
     while high - low > 1:
@@ -60,11 +63,17 @@ def _task_of(tasks, count, program):
         begun = tl.load(tasks + WORDS * middle + FIRST) <= program
         low = tl.where(begun, middle, low)
         high = tl.where(begun, high, middle)
-    return tasks + WORDS * low
+    return low
 
 
 @triton.jit
-def _array(task, FIELD: tl.constexpr, dtype: tl.constexpr):
+def _task_of(tasks, count, program):
+    """Return the words of the task that has this program."""
+    return tasks + WORDS * number_of_task(tasks, count, program)
+
+
+@triton.jit
+def array_of(task, FIELD: tl.constexpr, dtype: tl.constexpr):
     """Return the pointer to the first entry of one of a task's arrays."""
     return tl.load(task + FIELD).to(tl.pointer_type(dtype))
 
@@ -87,7 +96,7 @@ def _root(x):
 
 
 @triton.jit
-def _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, dtype: tl.constexpr):
+def numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, dtype: tl.constexpr):
     return (
         number(a0, dtype), number(a1, dtype), number(a2, dtype), number(a3, dtype),
         number(a4, dtype), number(a5, dtype), number(a6, dtype), number(a7, dtype),
@@ -95,7 +104,7 @@ def _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, dtype: tl.constexpr):
 
 
 @triton.jit
-def _apply(param, state1, state2, index, inside, gradient, numbers, RULE: tl.constexpr):
+def apply_rule(param, state1, state2, index, inside, gradient, numbers, RULE: tl.constexpr):
     """Apply the rule with the operations of ``csrc/core/optimizer.h`` in their order."""
     p = tl.load(param + index, mask=inside, other=0)
     if RULE == ADAM:
@@ -135,13 +144,17 @@ def update_kernel(
     task = _task_of(tasks, count, program)
     index = (program - tl.load(task + FIRST)) * BLOCK + tl.arange(0, BLOCK)
     inside = index < tl.load(task + SIZE)
-    value = tl.load(_array(task, SUM, T) + index, mask=inside, other=0)
+    value = tl.load(array_of(task, SUM, T) + index, mask=inside, other=0)
     usable = lattice.finite(value)
     gradient = tl.where(usable, value * number(tl.load(task + STEP), T), 0.0)
     tl.atomic_add(nonfinite, tl.sum(tl.where(usable, 0, 1)).to(tl.int64))
-    param, state1, state2 = _array(task, PARAM, T), _array(task, STATE1, T), _array(task, STATE2, T)
-    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
-    _apply(param, state1, state2, index, inside, gradient, numbers, RULE)
+    param, state1, state2 = (
+        array_of(task, PARAM, T),
+        array_of(task, STATE1, T),
+        array_of(task, STATE2, T),
+    )
+    numbers = numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
+    apply_rule(param, state1, state2, index, inside, gradient, numbers, RULE)
 
 
 @triton.jit(do_not_specialize=["count", *chacha.STREAM, *sources.READ, *chacha.ROUNDING, *NUMBERS])
@@ -170,9 +183,9 @@ def noised_update_kernel(
     task = _task_of(tasks, count, program)
     position, size = tl.load(task + POSITION), tl.load(task + SIZE)
     per_unit, unit = number(tl.load(task + PER_UNIT), T), number(tl.load(task + STEP), T)
-    total, param = _array(task, SUM, S), _array(task, PARAM, T)
-    state1, state2 = _array(task, STATE1, T), _array(task, STATE2, T)
-    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
+    total, param = array_of(task, SUM, S), array_of(task, PARAM, T)
+    state1, state2 = array_of(task, STATE1, T), array_of(task, STATE2, T)
+    numbers = numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
     lanes = tl.arange(0, lattice.LANES * TILES)
     tile, lane = lanes // lattice.LANES, lanes % lattice.LANES
     tile += (program - tl.load(task + FIRST)) * TILES
@@ -197,12 +210,12 @@ def noised_update_kernel(
             y = lattice.release_floats(units, lattice.side_by_side(bits, first), drawn)
         else:
             y = lattice.release_integers(v, drawn).to(T)
-        _apply(param, state1, state2, index, inside, y * unit, numbers, RULE)
+        apply_rule(param, state1, state2, index, inside, y * unit, numbers, RULE)
     if FLOATS:
         tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
 
 
-def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
+def rule_of(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
     """Return the rule's code and its numbers at update t (from 1), rounded once, as in ``csrc``."""
     if isinstance(rule, update.Adam):
         beta1, beta2 = rule.betas
@@ -225,7 +238,7 @@ def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int
     return int(code), tuple(_numbers.bits(_numbers.rounded(x, dtype)) for x in numbers)
 
 
-def _refuse(
+def refuse(
     params: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor],
     *,
@@ -235,10 +248,18 @@ def _refuse(
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    if maps is not None:
-        return "noises sums as they are, got maps"
     if noise is not None and noise.step_counter is not None:
         return "takes the step as a number, got a step counter in device memory"
+    return None if maps is None else _refused_maps(maps, noise)
+
+
+def _refused_maps(maps: update.PairMaps, noise: update.Noise | None) -> str | None:
+    """Return why a kernel cannot take these maps, or None."""
+    most = max((each.rank for each in maps.each if each is not None), default=0)
+    if most > MOST_COORDINATES:
+        return f"has up to {MOST_COORDINATES} coordinates of a channel pair, got {most}"
+    if noise is not None and noise.draws is not None and noise.draws.in_memory:
+        return "noises sums as they are with draws in memory, got maps"
     return None
 
 
@@ -267,7 +288,7 @@ def _released(
     return made
 
 
-def _step(
+def step(
     params: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor],
     *,
@@ -275,13 +296,12 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    maps: update.PairMaps | None = None,
 ) -> Count:
-    del maps  # refused
+    """Run ``update.step`` on sums that are noised as they are."""
     if not params:
         return 0
     dtype, device = params[0].dtype, params[0].device
-    code, numbers = _rule(rule, state.steps + 1, dtype)
+    code, numbers = rule_of(rule, state.steps + 1, dtype)
     buffers = [state.buffers[name] for name in rule.buffer_names()]
     nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
     if noise is not None and noise.draws is not None and noise.draws.in_memory:
@@ -292,21 +312,17 @@ def _step(
     each = 1 if noise is None else lattice.tiles_per_program(int(counts.max(initial=1)))
     tasks["first_piece"], programs = _tables.starts(-(-counts // each))
     table = _tables.device_table(tasks, device).view(torch.int64)
-    meta: dict[str, Any] = {"T": _TYPES[dtype], "RULE": code}
+    meta: dict[str, Any] = {"T": TYPES[dtype], "RULE": code}
     given: tuple[Any, ...] = table, nonfinite, len(tasks)
     if noise is None:
         meta |= {"BLOCK": int(layouts.UPDATE_PIECE), "warps": 8}
         launch(update_kernel, programs, table, *given, *numbers, **meta)
     else:
         drawn, constants = sources.drawn(noise.draws, noise.stream, noise.distribution, device)
-        meta |= constants | {"S": _TYPES[sums[0].dtype], "TILES": each}
+        meta |= constants | {"S": TYPES[sums[0].dtype], "TILES": each}
         meta["maxnreg"] = REGISTERS if dtype is torch.float32 else 255
         given += *drawn, *chacha.arguments(noise.rounding), *numbers
         launch(noised_update_kernel, programs, table, *given, **meta)
     increment_version(params)
     state.steps += 1
     return known(nonfinite[0])
-
-
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _step, _refuse),)
-"""``(op, run, refuse)``."""
