@@ -193,6 +193,9 @@ class Recording:
         self.held, self.results = prepare(), 0
         work()
 
+    def join(self) -> None:
+        """Wait for nothing."""
+
     def replay(self) -> None:
         """Start nothing."""
 

@@ -40,7 +40,8 @@ class Recording:
     def __init__(
         self, prepare: Callable[[], Any], work: Callable[[], Any], device: torch.device
     ) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._device = torch.cuda.CUDAGraph(), device
+        self._stream: torch.cuda.Stream | None = None
         stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -51,9 +52,17 @@ class Recording:
             tables.write()
         self._held = self._held, tables
 
+    def join(self) -> None:
+        """Let the current stream wait for the last replay, whose memory it is about to write."""
+        now = torch.cuda.current_stream(self._device)
+        if self._stream is not None and self._stream != now:
+            now.wait_stream(self._stream)
+
     def replay(self) -> None:
-        """Run the work on the current stream."""
+        """Run the work on the current stream, behind the last replay."""
+        self.join()
         self._graph.replay()
+        self._stream = torch.cuda.current_stream(self._device)
 
     def close(self) -> None:
         """Forget the work and everything that it holds."""
@@ -113,6 +122,7 @@ class UpdateGraph(Closes):
             InvalidInput: something that the graph holds has changed. Nothing is released.
         """
         recording = self._check()
+        recording.join()
         most = len(self.per_sample[0]) if self.per_sample is not None else 0
         if samples is not None:
             check.integer(0, most, samples=samples)

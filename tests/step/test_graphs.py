@@ -34,6 +34,9 @@ class Replayed:
         self.work: Callable[[], Any] | None = work
         self.results: Any = None
 
+    def join(self) -> None:
+        """Wait for nothing."""
+
     def replay(self) -> None:
         assert self.work is not None
         self.results = self.work()
