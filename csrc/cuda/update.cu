@@ -34,8 +34,9 @@ struct RuleNow : RuleNumbers {
   }
 };
 
-// Whether this launch may update. A recorded one is replayed with the arguments that it was recorded
-// with, so that only the step counter can tell a step that was announced from one that was not.
+// Whether this launch may update. A recorded one is replayed with the arguments that it was
+// recorded with, so that only the step counter can tell a step that was announced from one that was
+// not.
 __device__ __forceinline__ bool is_due(const UpdatePlan& plan) {
   const UpdateStepCounter* counter = plan.step_counter;
   return counter == nullptr || counter->due == 0 || counter->due == counter->step + 1;

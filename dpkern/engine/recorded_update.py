@@ -200,11 +200,7 @@ class RecordedUpdate:
         self._calls, self._held, self._written, self._key = [], [], [], b""
 
     def _send(self, counters: Sequence[bytes]) -> None:
-        """Write the step counters; the host does not wait."""
-        host = torch.frombuffer(bytearray(b"".join(counters)), dtype=torch.int64)
-        if self._counters.is_cuda:
-            host = host.pin_memory()  # torch keeps it until it was read
-        self._counters.copy_(host.view(self._counters.shape), non_blocking=True)
+        _step_counter.write(self._counters, b"".join(counters))
 
 
 __all__ = ["RecordedUpdate"]

@@ -145,6 +145,8 @@ class StepGraph(Closes):
             if self.rows is None or self.reason != _LOOK:
                 return self._by_operations(batch)
         self._boundary.enter_again(batch)
+        if self._recording is not None:
+            self._recording.join()
         self._make_room(batch)
         losses: list[Tensor] = []
         inside = False
@@ -156,8 +158,6 @@ class StepGraph(Closes):
             if self._recording is None:
                 self._fill(batch, 0)
                 self._record()
-            else:
-                self._recording.join()
             self._capture.guard.count_replay(self._passes * len(starts))
             self.beside = self._why_beside(len(starts))
             inside = not self.beside

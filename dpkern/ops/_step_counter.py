@@ -53,6 +53,14 @@ def step_counter(rule: Rule, steps: int, device: torch.device | str) -> torch.Te
     return torch.frombuffer(words, dtype=torch.int64).to(device)
 
 
+def write(counters: torch.Tensor, words: bytes) -> None:
+    """Write step counters, on their device's current stream; the host does not wait."""
+    host = torch.frombuffer(bytearray(words), dtype=torch.int64)
+    if counters.is_cuda:
+        host = host.pin_memory()  # torch keeps it until it was read
+    counters.copy_(host.view(counters.shape), non_blocking=True)
+
+
 def read(step_counter: torch.Tensor) -> Counted:
     """Return what a step counter says; the host waits for it."""
     steps, *bits, due = step_counter.tolist()
@@ -82,4 +90,5 @@ __all__ = [
     "packed",
     "read",
     "step_counter",
+    "write",
 ]
