@@ -27,7 +27,7 @@ EVERY, NONE = 0, -1
 _WORDS = struct.Struct("=qddddq")
 
 
-class Counted(NamedTuple):
+class CountedStep(NamedTuple):
     """A step counter as the host reads it."""
 
     steps: int
@@ -61,11 +61,11 @@ def write(counters: torch.Tensor, words: bytes) -> None:
     counters.copy_(host.view(counters.shape), non_blocking=True)
 
 
-def read(step_counter: torch.Tensor) -> Counted:
+def read(step_counter: torch.Tensor) -> CountedStep:
     """Return what a step counter says; the host waits for it."""
     steps, *bits, due = step_counter.tolist()
     beta1, beta2, lr, shrink = torch.tensor(bits, device="cpu").view(torch.float64).tolist()
-    return Counted(steps, (beta1, beta2), lr, shrink, due)
+    return CountedStep(steps, (beta1, beta2), lr, shrink, due)
 
 
 def check_step_counter(
@@ -85,7 +85,7 @@ __all__ = [
     "EVERY",
     "NONE",
     "SIZE",
-    "Counted",
+    "CountedStep",
     "check_step_counter",
     "packed",
     "read",
