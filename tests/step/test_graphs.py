@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -378,3 +379,31 @@ def test_a_replay_that_no_step_announced_changes_nothing(backend: str) -> None:
     recording.replay()
     for mine, theirs in zip(recorded.params, plain.params, strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Stream:
+    """A stream that knows which others it has waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+def test_a_replay_on_another_stream_waits_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once would read one step counter, and draw the same noise."""
+    first, second, runs = Stream(), Stream(), []
+    recording: Any = object.__new__(graphs.Recording)
+    recording._graph = SimpleNamespace(replay=lambda: runs.append(1))
+    recording._device, recording._stream = torch.device("cuda"), None
+    now: list[Stream] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: now[-1])
+    for stream, waited in ((first, []), (first, []), (second, [first]), (second, [first])):
+        now.append(stream)
+        recording.replay()
+        assert stream.waited == waited
+    now.append(first)
+    recording.join()
+    assert first.waited == [second]
+    assert len(runs) == 4
