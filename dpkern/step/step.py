@@ -283,7 +283,7 @@ class DPStep:
 
     @property
     def release_obstacle(self) -> str:
-        """The reason why nobody else can noise and apply this step's sums; empty if they can."""
+        """The reason why no program or recording can noise and apply the sums; empty if one can."""
         plan = self.plan
         if self._optimizer is not None:
             return "a rule of its own"

@@ -187,7 +187,7 @@ _SAMPLES = "_holds_samples"
 
 
 def as_samples(tensor: Tensor) -> Tensor:
-    """Return the tensor, noted as one row for each sample: nobody need look at what is in it."""
+    """Return the tensor, noted as one row for each sample, whatever its values are."""
     setattr(tensor, _SAMPLES, True)
     return tensor
 
