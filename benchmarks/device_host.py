@@ -193,6 +193,9 @@ class Recording:
         self.held, self.results = prepare(), 0
         work()
 
+    def join(self) -> None:
+        """Wait for nothing."""
+
     def replay(self) -> None:
         """Start nothing."""
 
@@ -279,8 +282,9 @@ def markdown(
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one "
         "thread. A driver that counts our kernels and starts none; **not yet run on a GPU**: what "
         "a real driver and Triton's launcher take comes on top. CPU time of the thread, medians. "
-        "Columns with a graph are of `graphs.StepGraph`: passes and sums are one launch, for which "
-        "nothing is counted here, and the release is Python. Batches are fixed subsets, or Poisson "
+        "Columns with a graph are of `graphs.StepGraph`: a step is one launch, for which nothing "
+        "is counted here; a draw of more rows than the graph has takes several, and its update "
+        "runs beside them. Batches are fixed subsets, or Poisson "
         f"draws of {ROWS} records expected that are filled up. `TRITON_INTERPRET=1 python -m "
         "benchmarks device-host` makes this file.",
         "",

@@ -196,10 +196,13 @@ class WholeStep:
         self.graph.step(*self.batch)
 
 
-def graphed(task: Task, lr: float) -> Prepared:
-    """Make dpkern's step with passes and sums as a CUDA graph; the first steps run without it."""
+def graphed(task: Task, lr: float, sampling: str = "fixed") -> Prepared:
+    """Make dpkern's step as a CUDA graph; the first steps run without it.
+
+    Poisson draws are filled up to one number of rows; each has as many records as are drawn.
+    """
     engine = dpkern.PrivacyEngine()
-    prepared = private(task, lr, engine=engine, arithmetic="float")
+    prepared = private(task, lr, engine=engine, sampling=sampling, arithmetic="float")
 
     def begin(noise: float) -> Runner:
         runner = prepared.begin(noise)
@@ -215,10 +218,14 @@ def graphed(task: Task, lr: float) -> Prepared:
 
 def variants(name: str = MANY[0]) -> dict[str, Callable[..., Any]]:
     """Return a model's variants: non-private training, dpkern, and Opacus."""
-    held: dict[str, Callable[..., Any]] = {**VARIANTS, "dpkern as a graph": graphed}
+    held: dict[str, Callable[..., Any]] = {
+        **VARIANTS,
+        "dpkern as a graph": graphed,
+        "dpkern as a graph, Poisson": partial(graphed, sampling="poisson"),
+    }
     if name not in MANY:
         return {variant: held[variant] for variant in FEW}
-    names = ["torch foreach", *FEW, "Opacus hooks", "Opacus ghost"]
+    names = ["torch foreach", *FEW, "dpkern as a graph, Poisson", "Opacus hooks", "Opacus ghost"]
     chosen = {name: held[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
     return chosen

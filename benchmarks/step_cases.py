@@ -52,6 +52,16 @@ class OneBatch(Dataset[int]):
         return (x, y) if len(rows) == len(x) else (x[: len(rows)], y[: len(rows)])
 
 
+class DrawnBatch(OneBatch):
+    """The same for draws of any number of rows: samples come again where a draw has more."""
+
+    def collate(self, rows: list[int]) -> Batch:
+        """Return the first samples, as many as rows, from the beginning again behind the last."""
+        x, y = self.batch
+        places = torch.arange(len(rows), device=x.device) % len(x)
+        return x[places], y[places]
+
+
 @dataclass
 class Runner:
     """A variant made ready: what a training loop calls, phase by phase.
@@ -85,8 +95,8 @@ class Runner:
         return t1 - t0, t2 - t1, t3 - t2 - noised, noised
 
 
-def _loader(task: Task) -> DataLoader[Any]:
-    rows = OneBatch(task)
+def _loader(task: Task, kind: type[OneBatch] = OneBatch) -> DataLoader[Any]:
+    rows = kind(task)
     return DataLoader(
         rows, batch_size=task.batch, shuffle=True, drop_last=True, collate_fn=rows.collate
     )
@@ -145,13 +155,14 @@ def private(
     *,
     compiled: bool = False,
     engine: dpkern.PrivacyEngine | None = None,
+    sampling: str = "fixed",
     **options: Any,
 ) -> Prepared:
     """Make dpkern's step with flat clipping."""
     model = task.model()
     called = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
-    loader = _loader(task)
+    loader = _loader(task, OneBatch if sampling == "fixed" else DrawnBatch)
 
     def begin(noise: float) -> Runner:
         made = (engine or dpkern.PrivacyEngine()).make_private(
@@ -160,7 +171,7 @@ def private(
             data_loader=loader,
             noise_multiplier=noise,
             max_grad_norm=CLIP,
-            sampling="fixed",
+            sampling=sampling,
             **options,
         )
         return _runner(task, *made)

@@ -33,6 +33,7 @@ template <class T, class Sum, class Law>
 __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
     update_tile_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
   __shared__ UpdateRoom<kRounds<T, Sum>> room;
+  if (!is_due(plan)) return;
   if (threadIdx.x == 0) room.rule.read(plan);
   load_table<Law>(room);
   const std::int64_t piece = piece_of_thread();
@@ -87,6 +88,7 @@ template <class T, class Sum, bool kDraws>
 __global__ void __launch_bounds__(kFlatThreads, 3)
     update_flat_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
   __shared__ RuleNow numbers;
+  if (!is_due(plan)) return;
   if (threadIdx.x == 0) numbers.read(plan);
   __syncthreads();
   const std::int64_t piece = blockIdx.x;

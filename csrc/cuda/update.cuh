@@ -16,7 +16,7 @@ constexpr int kTileTogether = sizeof(T) == 8 ? 1 : 4;
 template <class T>
 constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // minimum per multiprocessor
 
-// The rule of this step: with a step counter, the numbers that depend on the step count are the
+// The rule of this step: with a step counter, the numbers that change from step to step are the
 // step counter's.
 struct RuleNow : RuleNumbers {
   double per_root2;  // of Adam with float parameters
@@ -24,12 +24,22 @@ struct RuleNow : RuleNumbers {
     static_cast<RuleNumbers&>(*this) = plan.rule;
     if (plan.step_counter != nullptr) {
       first_step = plan.step_counter->step == 0 ? 1 : 0;
+      lr = plan.step_counter->lr;
+      shrink = plan.step_counter->shrink;
       root2 = std::sqrt(1 - plan.step_counter->beta2_power);
       step = lr / (1 - plan.step_counter->beta1_power);
     }
     per_root2 = 1 / static_cast<double>(static_cast<float>(root2));
   }
 };
+
+// Whether this launch may update. A recorded one is replayed with the arguments that it was
+// recorded with, so that only the step counter can tell a step that was announced from one that was
+// not.
+__device__ __forceinline__ bool is_due(const UpdatePlan& plan) {
+  const UpdateStepCounter* counter = plan.step_counter;
+  return counter == nullptr || counter->due == 0 || counter->due == counter->step + 1;
+}
 
 // On a device a division by root2 takes thrice the instructions of what it does here.
 template <class T>

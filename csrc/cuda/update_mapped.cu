@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
                          std::int64_t* nonfinite) {
   typedef MappedRoom<kRounds<T, Sum>, kWide<T, Sum>> Room;
   __shared__ Room room;
+  if (!is_due(plan)) return;
   if (threadIdx.x == 0) room.rule.read(plan);
   load_table<Law>(room);
   const std::int64_t piece = blockIdx.x * static_cast<std::int64_t>(kTilesPerBlock);

@@ -262,6 +262,9 @@ UPDATE_CLOCK = Struct(
     step=U64("joins n1 of both streams; Adam's t is step + 1"),
     beta1_power=F64("beta1^t"),
     beta2_power=F64,
+    lr=F64("of this step"),
+    shrink=F64("1 - lr decay, or 1"),
+    due=U64("the step that may run, from 1 on: at any other an update does nothing; 0: every one"),
 )
 UPDATE_PLAN = Struct(
     "UpdatePlan",

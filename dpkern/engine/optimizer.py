@@ -211,8 +211,25 @@ class OptimizerAdapter:
 
         self._take_step(close)
 
-    def _take_step(self, close: Callable[[], None]) -> None:
-        """Let ``close`` add the sums of the current samples; release a whole logical batch."""
+    def step_by(self, replay: Callable[[], None]) -> None:
+        """Take the step of the current samples, a whole logical batch, which a recording releases.
+
+        Args:
+            replay: enters the release into the ledger, clips, sums, noises and updates.
+
+        Raises:
+            PrivacyError: as ``step``.
+        """
+        self._take_step(self.capture.check_closed, replay)
+
+    def _take_step(
+        self, close: Callable[[], None], release: Callable[[], None] | None = None
+    ) -> None:
+        """Let ``close`` add the sums of the current samples; release a whole logical batch.
+
+        Samples of a release that fails half-way have had their step, too: it is in the ledger.
+        """
+        before = self.dp_step.steps
         self.batches.check_step()
         recording = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # torch.no_grad() in a tenth of its time
@@ -223,9 +240,13 @@ class OptimizerAdapter:
                     self.between.check()
                 close()
                 if self.batches.final:
-                    self._release()
+                    (release or self._release)()
                     if self.dp_step.steps >= self.between.next:
                         self._keep_contents()
+        except BaseException:
+            if self.dp_step.steps != before:
+                self.batches.step_taken()
+            raise
         finally:
             torch._C._set_grad_enabled(recording)
         self.capture.loss_scale = 1.0

@@ -1,9 +1,11 @@
-"""Record the passes and sums of a private step as a CUDA graph, and replay them at every step.
+"""Record a private step as a CUDA graph, and replay it.
 
 Recorded are the forward pass, the loss, the backward pass, norms, clip factors and clipped sums:
-all that touches samples, on memory of the graph. The release stays outside. Its noise, ledger and
-update are made anew at every step, so that no noise can repeat, and learning rates, noise and
-optimizers work as ever. A replay runs kernels and no Python: what a pass has read from Python is
+all that touches samples, on memory of the graph; and behind them noise and update, which read all
+that changes from step to step from memory that each step writes (``recorded_update``). The ledger
+is written before a replay. Where noise and update cannot be replayed, they are made beside the
+graph, as without one: a step of several replays or physical batches, another noise, an optimizer
+with a rule of its own. A replay runs kernels and no Python: what a pass has read from Python is
 what it read when it was recorded. Passes that the guards want to see run operation by operation.
 
 A recorded pass has a fixed number of rows, a Poisson draw has not. Rows of zeros fill a draw up,
@@ -36,6 +38,7 @@ from .program.unchanged import Unchanged
 from .provenance import YieldedBatch, track, untracked
 from .provenance.states import FilledBatch, FilledSum, RecordSum
 from .provenance.tensor import state_of
+from .recorded_update import RecordedUpdate
 from .table_entries import TableEntries
 from .usual_rows import usual_rows
 
@@ -67,18 +70,27 @@ class StepGraph(Closes):
         rows: number of rows of a recorded pass; batches of fewer records are filled up, and larger
             ones take several passes. None chooses a multiple of 16 by the expected size of Poisson
             batches, and takes batches of other samplings as they are, all of one size.
+        update: whether noise and update are a part of the graph. None records them if that can be;
+            True refuses what cannot be recorded, when it is recorded; False leaves them beside.
 
     Attributes:
         rows: number of rows of a recorded pass; None takes batches as they are.
         replays: number of steps that were replayed.
         reason: the reason why the last step was not; empty if it was.
+        beside: the reason why noise and update of the last replayed step ran beside the graph;
+            empty if they were a part of it.
 
     Raises:
         InvalidInput: an engine whose steps cannot be recorded.
     """
 
     def __init__(
-        self, engine: MakesPrivate, loss: Callable[..., Tensor], *, rows: int | None = None
+        self,
+        engine: MakesPrivate,
+        loss: Callable[..., Tensor],
+        *,
+        rows: int | None = None,
+        update: bool | None = None,
     ) -> None:
         self._capture, _, self._adapter, loader, views = engine._made()
         if loader is None or views > 1:
@@ -98,6 +110,9 @@ class StepGraph(Closes):
         self._places: Tensor | None = None
         self._filling: Tensor | None = None
         self._recording: Recording | None = None
+        self._wants_update = check.choice((None, True, False), update=update)
+        self._update: RecordedUpdate | None = None
+        self.beside = "nothing was recorded yet"
         self._is_open = True
         _check_recordable(self)
 
@@ -130,8 +145,11 @@ class StepGraph(Closes):
             if self.rows is None or self.reason != _LOOK:
                 return self._by_operations(batch)
         self._boundary.enter_again(batch)
+        if self._recording is not None:
+            self._recording.join()
         self._make_room(batch)
         losses: list[Tensor] = []
+        inside = False
         if self.reason:
             probes = self._capture.guard.probes
             parts: Any = [self._rehearsed(batch, start, losses) for start in starts]
@@ -141,8 +159,13 @@ class StepGraph(Closes):
                 self._fill(batch, 0)
                 self._record()
             self._capture.guard.count_replay(self._passes * len(starts))
+            self.beside = self._why_beside(len(starts))
+            inside = not self.beside
             parts = (self._replayed(batch, start, losses) for start in starts)
-        self._adapter.step_with(parts, len(starts))
+        if inside:
+            self._adapter.step_by(lambda: self._replay_release(batch, losses))
+        else:
+            self._adapter.step_with(parts, len(starts))
         self.replays += not self.reason
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
         if self.rows is not None and self.rows != size and self._state.reduction == "mean":
@@ -155,14 +178,16 @@ class StepGraph(Closes):
         """Forget the graph with the samples in it; calling it twice changes nothing."""
         if self._recording is not None:
             self._recording.close()
-        self._recording, self._given, self._is_open = None, [], False
+        if self._update is not None:
+            self._update.close()
+        self._recording, self._update, self._given, self._is_open = None, None, [], False
 
     def _why_not(self, size: int, parts: int) -> str:
         """Return the reason why the next step runs operation by operation; empty if it need not."""
         known = self._capture.verification
         if not size:
             return "an empty draw"
-        if self._before < _FIRST:
+        if self._before < _FIRST or not self._adapter.dp_step.steps:
             return "one of the first steps"
         if known.probe is not None or known.is_due:
             return "a probe of the batch dimension is due"
@@ -216,6 +241,35 @@ class StepGraph(Closes):
         loss, result = self._recording.results
         losses.append(untracked(loss).clone())
         return _of_records(result, count)
+
+    def _why_beside(self, parts: int) -> str:
+        """Return the reason why the next step is not released by its replay; empty if it is."""
+        if self._update is None:
+            return self._why_unrecorded
+        if parts > 1 or not self._adapter.batches.final or self._adapter.dp_step.unfinished:
+            return "a step of several replays"
+        return self._update.why_not()
+
+    def _replay_release(self, batch: tuple[Tensor, ...], losses: list[Tensor]) -> None:
+        """Replay a whole step of these records, noise and update, which is in the ledger first.
+
+        A graph in which a replay failed is closed: the step that was announced may still be due.
+        """
+        step, recording, recorded = self._adapter.dp_step, self._recording, self._update
+        assert recording is not None
+        assert recorded is not None
+        self._fill(batch, 0)
+        step.begin_release()
+        try:
+            recorded.announce()
+            recording.replay()
+        except BaseException:
+            self.close()
+            raise
+        recorded.commit()
+        loss, result = recording.results
+        losses.append(untracked(loss).clone())
+        step.count_nonfinite(result.nonfinite)
 
     def _rehearsed(self, batch: tuple[Tensor, ...], start: int, losses: list[Tensor]) -> ClipResult:
         """Run the passes of the records from this one on as they will be recorded."""
@@ -288,11 +342,30 @@ class StepGraph(Closes):
     def _record(self) -> None:
         """Record the passes of the tensors at hand; nothing runs."""
         capture = self._capture
+        recorded, self._why_unrecorded = None, "update=False"
+        if self._wants_update is not False:
+            recorded = RecordedUpdate(self._adapter)
+            self._why_unrecorded = recorded.reason
+            if recorded.reason and self._wants_update:
+                capture.discard_samples()
+                raise InvalidInput(
+                    "StepGraph",
+                    expected="noise and update that a graph can hold, as update=True says",
+                    got=recorded.reason,
+                    remedy="Leave update= out: they then run beside the graph, at one launch.",
+                )
+            recorded = None if recorded.reason else recorded
+
+        def work() -> tuple[Tensor, ClipResult]:
+            loss, result = self._work(entered)
+            if recorded is not None:
+                with torch.no_grad(), without_torch_function():
+                    recorded.launch(result)
+            return loss, result
+
         left = capture.guard.passes_left
         with self._one_pass() as entered:
-            recording = Recording(
-                lambda: None, lambda: self._work(entered), capture.slots[0].used.device
-            )
+            recording = Recording(lambda: None, work, capture.slots[0].used.device)
         self._passes = left - capture.guard.passes_left
         entries = capture.guard.seen_entries
         if entries is None or not capture.guard.expects_nothing(0):
@@ -303,7 +376,7 @@ class StepGraph(Closes):
             self._unchanged = Unchanged([*module.parameters(), *module.buffers()])
         self._entries: TableEntries = entries
         self._clipping = _clipping_of(self._adapter._plan())
-        self._recording = recording
+        self._recording, self._update = recording, recorded
 
     def _check(self, batch: tuple[Tensor, ...]) -> YieldedBatch:
         """Check that a step of this batch is one that the graph can take; return the batch.

@@ -111,6 +111,9 @@ class SGD:
         """Return a fresh state."""
         return _fresh_state(self.buffer_names(), params)
 
+    shrink = 1.0
+    """Factor of the parameter in front of the update."""
+
     def powers(self, t: int) -> Powers:
         """Return no powers: nothing here depends on a power of t."""
         return 1.0, 1.0
@@ -166,6 +169,11 @@ class Adam:
         """Whether the decay multiplies the parameter (AdamW)."""
         return False
 
+    @property
+    def shrink(self) -> float:
+        """Factor of the parameter in front of the update: decoupled decay."""
+        return 1 - self.lr * self.weight_decay if self.decoupled else 1.0
+
     flops = 16
     """Operations on one entry."""
 
@@ -211,7 +219,7 @@ class Adam:
         power1, power2 = self.powers(t) if powers is None else powers
         beta1, beta2 = self.betas
         if self.decoupled:
-            p.mul_(1 - self.lr * self.weight_decay)
+            p.mul_(self.shrink)
         else:
             g = g + self.weight_decay * p
         mean.add_((1 - beta1) * (g - mean))

@@ -34,7 +34,8 @@ class UpdateNoise:
         draws: prefetched output of the streams at these positions, or a table to read them from.
             None draws inside the call.
         step_counter: the step count in device memory (``update.step_counter``): it joins ``n1`` of
-            both streams, which are then those of step 0, and takes the place of the rule's count.
+            both streams, which are then those of step 0, and takes the place of the rule's count
+            and learning rate. Where it says that no update is due, the call does nothing.
     """
 
     distribution: str
@@ -61,10 +62,11 @@ class UpdateNoise:
 
 def at_step_counter(
     noise: UpdateNoise | None, rule: Rule, steps: int
-) -> tuple[UpdateNoise | None, int, Powers]:
-    """Return the noise of the update at hand, its number t and its powers.
+) -> tuple[UpdateNoise | None, Rule, int, Powers] | None:
+    """Return the noise of the update at hand, its rule, its number t and its powers.
 
-    The device step counter overrides t where there is one.
+    The device step counter overrides t and learning rate where there is one; None if it says that
+    no update is due.
 
     Args:
         noise: as given to ``update.step``.
@@ -72,13 +74,17 @@ def at_step_counter(
         steps: updates that the rule's state knows of.
     """
     if noise is None or noise.step_counter is None:
-        return noise, steps + 1, rule.powers(steps + 1)
-    steps, powers = _step_counter.read(noise.step_counter)
+        return noise, rule, steps + 1, rule.powers(steps + 1)
+    counted = _step_counter.read(noise.step_counter)
+    if not counted.is_due:
+        return None
+    steps = counted.steps
     stream = replace(noise.stream, n1=noise.stream.n1 + steps)
     rounding = noise.rounding
     if rounding is not None:
         rounding = replace(rounding, n1=rounding.n1 + steps)
-    return replace(noise, stream=stream, rounding=rounding, step_counter=None), steps + 1, powers
+    drawn = replace(noise, stream=stream, rounding=rounding, step_counter=None)
+    return drawn, replace(rule, lr=counted.lr), steps + 1, counted.powers
 
 
 def check_noise(

@@ -148,13 +148,18 @@ def step(
     edge case      result
     ============== ======================================
     no parameters  nothing happens
+    not due        nothing but the state's count changes
     empty tensor   skipped
     NaN in a sum   counts as zero, counted in the result
     ============== ======================================
     """
     bad: Count = 0
     params = [p.detach() for p in params]
-    noise, t, powers = at_step_counter(noise, rule, state.steps)
+    now = at_step_counter(noise, rule, state.steps)
+    if now is None:
+        state.steps += 1 if params else 0
+        return bad
+    noise, rule, t, powers = now
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
         mapped = None if maps is None else maps.each[i]
         if noise is None:
@@ -205,11 +210,13 @@ def _check_advance(step_counter: Tensor, rule: Rule) -> None:
 
 
 @op(check=_check_advance)
-def advance(step_counter: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
+def advance(step_counter: Int64[Tensor, "6", written], *, rule: Rule) -> Tensor:
     """Take one more step, in place: ``steps += 1``, and multiply each power by its beta.
 
+    The learning rate, and the number of the step that is due, stay.
+
     Args:
-        step_counter: int64 ``[3]``, from ``step_counter``.
+        step_counter: int64 ``[6]``, from ``step_counter``.
         rule: the rule that the step counter was made for.
 
     Returns:
@@ -219,7 +226,7 @@ def advance(step_counter: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
         InvalidInput: no step counter, or no rule.
     """
     step_counter[0] += 1
-    powers = step_counter[1:].view(torch.float64)
+    powers = step_counter[1:3].view(torch.float64)
     for i, beta in enumerate(rule.betas if isinstance(rule, Adam) else (1.0, 1.0)):
         powers[i] *= beta
     return step_counter

@@ -276,12 +276,12 @@ def _check_sums(
 
 
 def _check_finite(sums: Sequence[torch.Tensor]) -> None:
+    if not all(total.is_cpu for total in sums):
+        return  # nothing waits for a device: the update counts a sum that is not finite as zero
     # Sums often share memory, and a sum over entries is fast and not finite if an entry is not.
     pieces = {id(t._base): t._base for t in sums if t._base is not None}
     pieces |= {id(t): t for t in sums if t._base is None}
-    totals = [piece.sum() for piece in pieces.values()]
-    # Nothing waits for a device: the update counts a sum that is not finite as zero.
-    if all(not total.is_cpu or math.isfinite(float(total)) for total in totals):
+    if all(math.isfinite(float(piece.sum())) for piece in pieces.values()):
         return
     for i, total in enumerate(sums):
         if not bool(torch.isfinite(total).all()):

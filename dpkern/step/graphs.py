@@ -2,8 +2,10 @@
 
 What is recorded is the update, or all that comes after per-sample gradients at fixed places: norms,
 clip factors and sums as well. Noise must be fresh at every replay, so whatever depends on the step
-is read from a step counter in device memory, which the graph's last node advances. Recording runs
-nothing: it releases nothing. Not yet run on a GPU.
+is read from a step counter in device memory. Each step writes it before its replay: the step's
+number, the rule's powers, its learning rate, and that this step is due. The graph's last node takes
+it past that step, so that a replay that was not announced changes nothing. Recording runs nothing:
+it releases nothing. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ..base import validate as check
 from ..base.closing import Closes
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.rng import Purpose
-from ..ops import update
+from ..ops import _step_counter, update
 from ..ops.backends import _tables, cuda
 from . import sums as summing
 from .checks import check_per_sample
@@ -40,7 +42,8 @@ class Recording:
     def __init__(
         self, prepare: Callable[[], Any], work: Callable[[], Any], device: torch.device
     ) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._device = torch.cuda.CUDAGraph(), device
+        self._stream: torch.cuda.Stream | None = None
         stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -51,9 +54,17 @@ class Recording:
             tables.write()
         self._held = self._held, tables
 
+    def join(self) -> None:
+        """Let the current stream wait for the last replay, whose memory it is about to write."""
+        now = torch.cuda.current_stream(self._device)
+        if self._stream is not None and self._stream != now:
+            now.wait_stream(self._stream)
+
     def replay(self) -> None:
-        """Run the work on the current stream."""
+        """Run the work on the current stream, behind the last replay."""
+        self.join()
         self._graph.replay()
+        self._stream = torch.cuda.current_stream(self._device)
 
     def close(self) -> None:
         """Forget the work and everything that it holds."""
@@ -67,10 +78,10 @@ class UpdateGraph(Closes):
     With ``per_sample`` it is one of ``DPStep.add`` as well: these gradients are normed, clipped and
     summed in the same graph, onto what was added to the step before.
 
-    The parameters, their optimizer state, the rule's numbers, the noise scales and the key become
-    part of the graph: where one of them changes, ``finish`` refuses, and a new graph is needed. SGD
-    gives the same bits as ``DPStep.finish``; Adam's bias corrections are running products, which
-    agree to 4 units in the last place. Close the graph to forget the key.
+    The parameters, their optimizer state, the rule's numbers beside its learning rate, the noise
+    scales and the key become part of the graph: where one of them changes, ``finish`` refuses, and
+    a new graph is needed. Results have the bits of ``DPStep.finish``. Close the graph to forget the
+    key.
 
     Args:
         step: a private step on a CUDA device, with an ``optimizer`` and with noise.
@@ -93,6 +104,7 @@ class UpdateGraph(Closes):
         # Zeros of the widest dtype of sums: physical batches of any number fit.
         self._sums = summing.accumulators(None, step.params, step.plan, 0, wide=True)
         self._step_counter = update.step_counter(rule, state.steps, device)
+        self._announce(_step_counter.NONE)
         # The step counter counts the state's steps; the streams are those of its step 0.
         noise = noise_of(step.plan, step.key, step.steps + 1 - state.steps)
         assert noise is not None
@@ -113,6 +125,7 @@ class UpdateGraph(Closes):
             InvalidInput: something that the graph holds has changed. Nothing is released.
         """
         recording = self._check()
+        recording.join()
         most = len(self.per_sample[0]) if self.per_sample is not None else 0
         if samples is not None:
             check.integer(0, most, samples=samples)
@@ -126,6 +139,7 @@ class UpdateGraph(Closes):
             sums = self.step._begin(list(self.step._accumulators(0)))
             for mine, theirs in zip(self._sums, sums, strict=True):
                 mine.copy_(theirs)
+        self._announce(self._state.steps + 1)
         recording.replay()
         if self.per_sample is not None:
             self.step._nonfinite = self.step._nonfinite + recording.results
@@ -140,6 +154,17 @@ class UpdateGraph(Closes):
             for total in self._sums:
                 total.zero_()
         self._recording = self._noise = None
+
+    def _announce(self, due: int) -> None:
+        """Write the step counter of the next update, and which one is due."""
+        rule, steps = self.step.optimizer or self._rule, self._state.steps
+        words = _step_counter.packed(rule, steps, rule.powers(steps + 1), due)
+        _step_counter.write(self._step_counter, words)
+
+    def _rule_now(self) -> update.Rule | None:
+        """Return the rule of the next update, with the learning rate that was recorded."""
+        rule = self.step.optimizer
+        return None if rule is None else replace(rule, lr=self._rule.lr)
 
     def _arguments(self) -> dict[str, Any]:
         # A state of its own: recording must not count as a step.
@@ -184,7 +209,7 @@ class UpdateGraph(Closes):
         if step.steps != self._steps:
             raise PrivacyError(
                 "UpdateGraph",
-                expected=f"step {self._steps}, where its step_counter stands",
+                expected=f"step {self._steps}, where its noise stands",
                 got=f"step {step.steps}: the step was finished without the graph",
                 remedy="Make a new graph: this one would add an earlier step's noise again.",
             )
@@ -197,7 +222,7 @@ class UpdateGraph(Closes):
                 remedy="Make a new graph in this process.",
             )
         changed = {
-            "optimizer": step.optimizer != self._rule,
+            "optimizer beside its learning rate": self._rule_now() != self._rule,
             "mechanism": step.plan is not self._plan,
             "shards": step.shards is not None,
             "audit": self.per_sample is not None and step.watched,

@@ -292,6 +292,13 @@ class DPStep:
     @property
     def obstacle(self) -> str:
         """The reason why no program can prepare this step's update; empty if one can."""
+        if why := self.release_obstacle:
+            return why
+        return "" if self.backend in (None, "cpu") else "another backend"
+
+    @property
+    def release_obstacle(self) -> str:
+        """The reason why no program or recording can noise and apply the sums; empty if one can."""
         plan = self.plan
         if self._optimizer is not None:
             return "a rule of its own"
@@ -309,7 +316,7 @@ class DPStep:
             return "a noise that is shaped by importance"
         if plan.noise_point != "per_batch":
             return "noise for each sample"
-        return "" if self.backend in (None, "cpu") else "another backend"
+        return ""
 
     def begin_release(self) -> Streams | None:
         """Record the release of the current step and give law and streams of its noise away, once.
@@ -317,17 +324,21 @@ class DPStep:
         The caller updates the parameters with it at once. Scales and places are the plan's.
 
         Raises:
-            PrivacyError: a step with an ``obstacle``; nothing is released.
+            PrivacyError: a step with a ``release_obstacle``; nothing is released.
         """
-        if self.obstacle:
+        if why := self.release_obstacle:
             raise PrivacyError(
                 "begin_release",
                 expected="a step that a program can release",
-                got=self.obstacle,
+                got=why,
                 remedy="Call finish().",
             )
         self._begin([])
         return streams_of(self.plan, self.key, self.steps)
+
+    def count_nonfinite(self, samples: Count) -> None:
+        """Count samples of a step that was released already, which were dropped from its sums."""
+        self._nonfinite = self._nonfinite + samples
 
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""

@@ -93,12 +93,18 @@ def test_every_model_takes_its_steps_without_the_reference(
     assert calls.of("reference") == []
 
 
-def test_a_recorded_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("lstm", "dpkern as a graph"), ("resnet18", "dpkern as a graph, Poisson")],
+)
+def test_a_recorded_step_is_measured(
+    name: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_time, "ROUNDS", 1)
     where = gpu_time.setting("", SMALL)
-    (task,) = (task for task in gpu_models.tasks(where) if task.name == "lstm")
+    (task,) = (task for task in gpu_models.tasks(where) if task.name == name)
     with device_path(), recorded():
-        row = gpu_models.measured(gpu_models.variants("lstm")["dpkern as a graph"], task, where)
+        row = gpu_models.measured(gpu_models.variants(name)[variant], task, where)
     assert min(row["ms"], row["backward ms"], row["host ms"]) > 0
 
 

@@ -92,6 +92,9 @@ class RecordedWork(TorchDispatchMode):
         patch.setattr(Driver, "start", started)
         yield
 
+    def join(self) -> None:
+        """Wait for nothing."""
+
     def replay(self) -> None:
         """Run what was noted."""
         self.replays += 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkern.engine.program import packed_update
+from dpkern.engine.program import known_optimizer
 from dpkern.engine.program.packed_update import PackedUpdate
 from dpkern.ops import direct
 from tests.engine.replayed_loops import STEPS, Loop, both, loop
@@ -122,7 +122,7 @@ def test_learning_rate_in_a_tensor_is_read_at_every_step(kind: Any) -> None:
 
 
 def test_a_rate_that_is_not_read_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_update, "_shows_changes", lambda numbers: True)
+    monkeypatch.setattr(known_optimizer, "_shows_changes", lambda numbers: True)
     with pytest.raises(AssertionError):
         with_rate_in_a_tensor(torch.optim.SGD)
 

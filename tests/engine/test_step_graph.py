@@ -424,3 +424,62 @@ def test_parameters_on_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(step_graph, "_on_device", lambda parameter: parameter.is_cuda)
     with pytest.raises(InvalidInput, match="on the CPU"):
         Run()
+
+
+class Sequenced(nn.Module):
+    """An LSTM and a cell whose states have as many values as the pass has rows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm, self.cell = nn.LSTM(6, width, batch_first=True), nn.GRUCell(6, width)
+        self.last = nn.Linear(2 * width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = self.lstm(x)[0][:, -1], self.cell(x[:, 0])
+        out: Tensor = self.last(torch.cat(ends, 1))
+        return out
+
+
+@pytest.mark.parametrize("rows", [None, 6])
+def test_states_of_as_many_values_as_rows_are_recorded(rows: int | None) -> None:
+    """A square tensor of zeros is looked at elsewhere: it may be the identity, and no sample's."""
+    width = rows or ROWS
+    plain = Run(None, lambda: Sequenced(width))
+    graphed = Run(loss_of, lambda: Sequenced(width), rows=rows)
+    for run in (plain, graphed):
+        run.steps(FIRST + 4)
+    assert graphed.graph is not None
+    assert graphed.graph.replays == (4 if rows is None else 2)  # filled passes are looked at
+    for a, b in zip(plain.parameters(), graphed.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Placed(nn.Module):
+    """A module with a vector for each of five positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.places = nn.Linear(6, 8), nn.Embedding(5, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last((self.first(x) + self.places(torch.arange(5))).tanh().mean(1))
+        return out
+
+
+def test_positions_as_many_as_rows_are_refused_with_what_helps() -> None:
+    run = Run(loss_of, Placed, size=5)
+    run.steps(FIRST)
+    batch = run.batch()
+    with pytest.raises(InvalidInput, match=r"indices of 5 rows.*rows=") as found:
+        run.step(batch=batch)
+    assert "as many as the pass has" in str(found.value)
+    loss_of(run.model, *batch).backward()
+    run.optimizer.step()
+    plain, filled = Run(None, Placed, size=5), Run(loss_of, Placed, size=5, rows=7)
+    for run in (plain, filled):
+        run.steps(FIRST + 3)
+    assert filled.graph is not None
+    assert filled.graph.replays == 1
+    for a, b in zip(plain.parameters(), filled.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)

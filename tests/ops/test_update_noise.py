@@ -167,18 +167,49 @@ def test_an_automatic_choice_finds_who_can_take_draws() -> None:
 def test_advance_multiplies_the_powers() -> None:
     rule = RULES["adamw"]
     step_counter = update.step_counter(rule, 6, "cpu")
-    assert _step_counter.read(step_counter) == (6, (0.8**7, 0.99**7))
+    assert _step_counter.read(step_counter) == (6, (0.8**7, 0.99**7), rule.lr, rule.shrink, 0)
     assert update.advance(step_counter, rule=rule) is step_counter
-    steps, powers = _step_counter.read(step_counter)
-    assert steps == 7
-    assert powers == (0.8**7 * 0.8, 0.99**7 * 0.99)
+    powers = 0.8**7 * 0.8, 0.99**7 * 0.99
+    assert _step_counter.read(step_counter) == (7, powers, rule.lr, rule.shrink, 0)
+
+
+@every_backend
+@pytest.mark.parametrize("rule", RULES)
+def test_an_update_that_is_not_due_changes_nothing(rule: str, backend: str) -> None:
+    """A counter names one step; behind it, and in front of it, the same call does nothing."""
+    made, params = RULES[rule], [torch.ones(n) for n in SIZES]
+    state, own = made.init(params), noise_at(5, floats=True)
+    other = replace(made, lr=0.03)  # the counter's learning rate is the one in use
+    for due, runs in ((_step_counter.NONE, False), (1, False), (2, True), (3, False)):
+        words = bytearray(_step_counter.packed(other, 1, made.powers(2), due))
+        counter = torch.frombuffer(words, dtype=torch.int64)
+        before = [t.clone() for t in (*params, *(b for g in state.buffers.values() for b in g))]
+        given = {"state": state, "backend": backend}
+        try:
+            update.step(
+                params,
+                sums_of(1, floats=True),
+                rule=made,
+                noise=replace(own, step_counter=counter),
+                **given,
+            )
+        except BackendError as error:
+            refused(backend, error, "step counter")
+        now = [*params, *(b for g in state.buffers.values() for b in g)]
+        assert all(map(torch.equal, before, now)) is not runs
+        if runs:
+            wanted, held = [torch.ones(n) for n in SIZES], made.init(params)
+            held.steps = 1
+            at = noise_at(6, floats=True)
+            update.step(wanted, sums_of(1, floats=True), rule=other, state=held, noise=at)
+            assert all(map(torch.equal, wanted, params))
 
 
 DRAWS = update.Draws(0, torch.zeros(2048, dtype=torch.int32))
 WRONG: dict[str, dict[str, Any]] = {
-    "step_counter-of-floats": {"step_counter": torch.zeros(3)},
+    "step_counter-of-floats": {"step_counter": torch.zeros(6)},
     "step_counter-too-short": {"step_counter": torch.zeros(1, dtype=torch.int64)},
-    "draws-and-step_counter": {"step_counter": torch.zeros(3, dtype=torch.int64), "draws": DRAWS},
+    "draws-and-step_counter": {"step_counter": torch.zeros(6, dtype=torch.int64), "draws": DRAWS},
     "draws-end-early": {"draws": replace(DRAWS, values=DRAWS.values[:1000])},
     "draws-begin-late": {"draws": replace(DRAWS, first=1)},
     "draws-too-wide": {"draws": replace(DRAWS, values=DRAWS.values.long())},

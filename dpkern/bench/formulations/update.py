@@ -177,7 +177,7 @@ def _counted(args: Arguments) -> Callable[[], Any]:
 
     def call() -> Any:
         counter[0] += 1
-        powers = counter[1:].view(torch.float64)
+        powers = counter[1:3].view(torch.float64)
         for i, beta in enumerate(betas):
             powers[i] *= beta
         return counter
@@ -189,7 +189,7 @@ def _counted_in_place(args: Arguments) -> Callable[[], Any]:
     """Return the same with operands that are made once."""
     counter = args["step_counter"]
     factors = torch.tensor(_betas(args["rule"]), dtype=torch.float64)
-    count, one, powers = counter[0], torch.ones_like(counter[0]), counter[1:].view(torch.float64)
+    count, one, powers = counter[0], torch.ones_like(counter[0]), counter[1:3].view(torch.float64)
 
     def call() -> Any:
         torch.add(count, one, out=count)
@@ -205,7 +205,7 @@ def _counted_together(args: Arguments) -> Callable[[], Any]:
 
     def call() -> Any:
         counter[:1].add_(1)
-        counter[1:].view(torch.float64).mul_(factors)
+        counter[1:3].view(torch.float64).mul_(factors)
         return counter
 
     return call

@@ -16,7 +16,7 @@ from ._native import addresses, kernels, sizes, tallied
 from ._tally import CountedRun, Kernel
 
 Tensors = Sequence[torch.Tensor]
-STEP_COUNTER = CountedRun(counts=Counts(LOAD=3), bytes_read=24)
+STEP_COUNTER = CountedRun(counts=Counts(LOAD=6), bytes_read=48)
 """The cost of reading a device step counter."""
 
 
@@ -36,6 +36,9 @@ def _step(
         STEP_COUNTER if noise is not None and noise.step_counter is not None else CountedRun()
     )
     given = arguments(params, sums, rule, state, gradient_scale, noise, maps)
+    if not given:
+        state.steps += 1
+        return 0, counted_step
     params, sums, buffers, positions, scales, numbers, noise, maps, gradient_scale = given
     bad, tally = tallied(
         kernels().update_tensors(

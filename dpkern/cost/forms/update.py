@@ -72,7 +72,7 @@ def step(
         if maps is not None:
             made += _mapped(params, maps, kind)
         if noise.step_counter is not None:
-            made += Itemised((replace(moved([(3, torch.int64)], []), name="step counter"),))
+            made += Itemised((replace(moved([(6, torch.int64)], []), name="step counter"),))
     held = kept * n, params[0].dtype
     edge = moved(
         [held, (sum(_sum_sizes(params, maps)), kind)],

@@ -102,6 +102,7 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     if ids.dim() > 1 or batch < 2 or capture.given(ids):
         return False
     # As many positions as samples: 0, 1, 2, ... are positions.
+    expression.check_readable(ids, "indices")
     return bool((ids == torch.arange(batch, device=ids.device)).all())
 
 

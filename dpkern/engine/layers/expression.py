@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...base.errors import UnsupportedModule
+from ...base.errors import InvalidInput, UnsupportedModule
+from ...ops.backends import _device
 from ..merge import merge
 from ..parameter import (
     PrivateExpression,
@@ -177,12 +178,41 @@ def is_constant_operand(tensor: Tensor, private: Tensor) -> bool:
     capture = source_of(private).capture
     if tensor.requires_grad or not capture.batch or tensor.dim() == 0 or capture.given(tensor):
         return False
+    if getattr(tensor, _SAMPLES, False):
+        return False
     return tensor.shape[0] % capture.batch != 0 or _is_identity(tensor)
+
+
+_SAMPLES = "_holds_samples"
+
+
+def as_samples(tensor: Tensor) -> Tensor:
+    """Return the tensor, noted as one row for each sample, whatever its values are."""
+    setattr(tensor, _SAMPLES, True)
+    return tensor
+
+
+def check_readable(tensor: Tensor, kind: str) -> None:
+    """Refuse to look at the contents of a tensor while a CUDA graph is recorded.
+
+    Raises:
+        InvalidInput: a graph is recorded.
+    """
+    if _device.capturing(tensor.device):
+        raise InvalidInput(
+            "StepGraph",
+            expected="a pass that reads no values while it is recorded",
+            got=f"{kind} of {tensor.shape[0]} rows, as many as the pass has: its values would tell "
+            "whether they are samples",
+            remedy="Record another number of rows, StepGraph(engine, loss, rows=...), which fills "
+            "batches up.",
+        )
 
 
 def _is_identity(tensor: Tensor) -> bool:
     if tensor.dim() != 2 or tensor.shape[0] != tensor.shape[1] or not tensor.is_floating_point():
         return False
+    check_readable(tensor, "a square constant")
     with without_torch_function():
         eye = torch.eye(tensor.shape[0], dtype=tensor.dtype, device=tensor.device)
         return tensor.shape[0] > 1 and torch.equal(tensor, eye)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from ...base.errors import InvalidInput, UnsupportedModule
 from ..parameter import is_private, source_of
 from . import fused_recurrent as fused
+from .expression import as_samples
 from .packed import Packing
 
 State = tuple[Tensor, ...]
@@ -190,6 +191,7 @@ def _step(cell: Step, x: Tensor, state: State, weights: _Weights) -> State:
         _same_samples(h.shape[0], x.shape[0])
         if is_private(h):
             raise _learned_state(h)
+    state = tuple(h if h.requires_grad else as_samples(h.view_as(h)) for h in state)
     return cell(weights.of_input(x), state, weights)
 
 
@@ -232,7 +234,7 @@ def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
-            start = tuple(h[index] for h in hx)
+            start = tuple(as_samples(h[index]) for h in hx)
             y, end = _direction(kind, x, start, weights[index], valid, backwards=direction == 1)
             outputs.append(y)
             last.append(end)

@@ -4,5 +4,5 @@ From the bottom: ``facts`` (conditions on a use), ``memory`` and ``sums`` (memor
 addresses), ``arithmetic`` (floats or integers), ``site`` (one use), ``run`` (one pass), a module
 for each kind of use, ``joined`` (several uses of one parameter), ``flat`` (the calls that close a
 step), ``program`` (when a step is recorded and when it is replayed),
-``packed_update`` (the update of the parameters).
+``packed_update`` (the update of the parameters), ``known_optimizer`` (what it is compared with).
 """

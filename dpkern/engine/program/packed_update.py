@@ -7,41 +7,23 @@ recorded path, and the arguments are packed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import is_, itemgetter
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import optimizer as torch_optimizer
 
 from ...base.dtypes import DTYPES
 from ...ops import direct, update
 from ...privacy.mechanisms import Plan
 from ...step.step import DPStep
 from ..capture import Capture
-from ..fused import Group, rule_of
-from ..table_entries import TableEntries, same_entries
+from ..fused import Group
+from .known_optimizer import KnownOptimizer, count_of
 from .sums import SumMemory
 from .unchanged import Unchanged
 
 _increment_version = torch._C._increment_version
-_same_groups, _same_state = direct.look("same_groups"), direct.look("same_state")
-
-_ADAM = (
-    *("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
-    *("amsgrad", "maximize", "differentiable", "capturable"),
-)
-_NUMBERS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
-    torch.optim.SGD: (
-        *("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
-        "differentiable",
-    ),
-    torch.optim.Adam: _ADAM,
-    torch.optim.AdamW: _ADAM,
-}
-"""Names in ``param_groups`` of the numbers that make a rule."""
 
 
 @dataclass
@@ -103,50 +85,27 @@ class PackedUpdate:
         if not step.params[0].is_cpu:
             self.reason = "parameters on a device"
             return
-        numbers = _NUMBERS.get(type(self.optimizer))
-        indices = sorted(i for group in groups for i in group.indices)
-        if numbers is None:
-            self.reason = f"the rule of {type(self.optimizer).__name__}"
+        known = KnownOptimizer(self.optimizer, groups, len(step.params))
+        if known.reason:
+            self.reason = known.reason
             return
-        if indices != list(range(len(step.params))):
-            self.reason = "parameters that are not updated"
-            return
-        given = self.optimizer.param_groups
-        self._read = itemgetter(*numbers)
-        self._numbers = [self._read(each) for each in given]
-        if not all(_shows_changes(numbers) for numbers in self._numbers):
-            self.reason = "numbers of the rule that are tensors"
-            return
-        self._params = [list(each["params"]) for each in given]
-        self._state = self.optimizer.state
-        self._keys, self._inner = list(self._state), list(self._state.values())
-        places = {id(p): k for k, each in enumerate(given) for p in each["params"]}
-        names = tuple(dict.fromkeys(name for g in groups for name in g.rule.buffer_names()))
-        if any(g.rule.buffer_names() != names for g in groups):
-            self.reason = "groups with and without momentum"
-            return
-        counted = bool(groups) and isinstance(groups[0].rule, update.Adam)
         packed = []
-        for group in groups:
-            own = [b for name in group.rule.buffer_names() for b in group.state.buffers[name]]
+        for group, place, counts in zip(groups, known.places, known.counts, strict=True):
+            own = [b for name in known.names for b in group.state.buffers[name]]
             params = [step.params[i] for i in group.indices]
             packed.append(
                 PackedGroup(
-                    places[id(group.params[0])],
+                    place,
                     list(group.indices),
                     group.rule,
                     [*params, *own],
                     [p.data_ptr() for p in params],
                     [b.data_ptr() for b in own],
                     [p.numel() for p in params],
-                    [self._state[p]["step"] for p in group.params] if counted else [],
+                    counts,
                 )
             )
-        held = [self._state[p] for g in groups for p in g.params] if names else []
-        self._buffers = TableEntries(held) if held else None
-        """The tables of the parameters' states, with the buffers in them."""
-        counts = ("step",) if counted else ()
-        self._moved = Unchanged([each[name] for name in (*names, *counts) for each in held])
+        self._known = known
         self._unchanged = Unchanged([slot.used for slot in self.capture.slots])
         self._kernel = direct.kernel("update_tensors", step.params[0].dtype)
         self._plan: Plan | None = None
@@ -156,72 +115,30 @@ class PackedUpdate:
     # replay
 
     def _refused(self, step: DPStep, memory: SumMemory | None) -> str:
-        optimizer, capture = self.optimizer, self.capture
+        capture = self.capture
         if self._groups is None:
             return self.reason or "nothing was packed yet"
         if memory is None or not capture.program.enabled:
             return "sums of the recorded path"
         if capture.public_gradients:
             return "public gradients"
-        if (
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        ):
+        if self._known.has_hooks():
             return "hooks of the optimizer"
         why = step.obstacle
         if why or not direct.runs_compiled():
             return why or direct.why_not() or ""
-        if not self._same_groups() or not self._same_state():
+        if not self._known.same():
             return "other groups or another state"
         return "" if self._unchanged.holds() else "parameters that were frozen, moved or replaced"
 
-    def _same_groups(self) -> bool:
-        given = self.optimizer.param_groups
-        if _same_groups is not None:
-            return bool(_same_groups(given, self._params))
-        if len(given) != len(self._params):
-            return False
-        for each, known in zip(given, self._params, strict=True):
-            params = each["params"]
-            if len(params) != len(known) or not all(map(is_, params, known)):
-                return False
-        return True
-
-    def _same_state(self) -> bool:
-        state = self.optimizer.state
-        if self._buffers is None:
-            return True
-        if state is not self._state or not self._same_entries(state):
-            return False
-        return same_entries(self._buffers.tables, self._buffers.entries) and self._moved.holds()
-
-    def _same_entries(self, state: Mapping[Any, Any]) -> bool:
-        if _same_state is not None:
-            return bool(_same_state(state, self._keys, self._inner))
-        same = len(state) == len(self._keys) and all(map(is_, state, self._keys))
-        return same and all(map(is_, state.values(), self._inner))
-
     def _take_numbers(self) -> bool:
         """Take over the numbers of this step's rules; return whether their buffers are the same."""
-        assert self._groups is not None
-        given = self.optimizer.param_groups
-        if [*map(self._read, given)] == self._numbers:
-            return True
-        for place, each in enumerate(given):
-            numbers = self._read(each)
-            if numbers == self._numbers[place]:
-                continue
-            if not _shows_changes(numbers):
-                return False
-            rule = rule_of(type(self.optimizer), each)
-            for group in self._groups:
-                if group.place == place:
-                    if rule is None or rule.buffer_names() != group.rule.buffer_names():
-                        return False
-                    group.rule, group.packed = rule, b""
-            self._numbers[place] = numbers
+        changed = self._known.changed_rules()
+        if changed is None:
+            return False
+        for group in self._groups or () if changed else ():
+            if group.place in changed:
+                group.rule, group.packed = changed[group.place], b""
         return True
 
     def _count(self) -> bool:
@@ -229,10 +146,10 @@ class PackedUpdate:
         assert self._groups is not None
         for group in self._groups:
             if group.counts:
-                taken = set(torch.stack(group.counts).tolist())
-                if len(taken) != 1:
+                count = count_of(group.counts)
+                if count is None:
                     return False
-                group.packed = direct.BYTES["Rule"](group.rule.packed(int(taken.pop()) + 1))
+                group.packed = direct.BYTES["Rule"](group.rule.packed(count + 1))
             elif not group.packed:
                 # Torch's SGD asks only whether its buffers have begun.
                 group.packed = direct.BYTES["Rule"](group.rule.packed(2))
@@ -285,12 +202,6 @@ class PackedUpdate:
                 torch._foreach_add_(group.counts, 1)
         self.replays += 1
         return True
-
-
-def _shows_changes(numbers: tuple[Any, ...]) -> bool:
-    """Whether none of these can change without being another object."""
-    flat = (n for number in numbers for n in (number if type(number) is tuple else (number,)))
-    return all(type(n) in (int, float, bool) for n in flat)
 
 
 __all__ = ["PackedUpdate"]

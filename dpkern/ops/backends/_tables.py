@@ -125,7 +125,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
         form=codes.RuleForm.adam,
         lr=rule.lr,  # with a step counter, the step size is made on the device
         decay=0.0 if rule.decoupled else rule.weight_decay,
-        shrink=1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,
+        shrink=rule.shrink,
         fresh1=1 - beta1,
         keep2=beta2,
         fresh2=1 - beta2,

@@ -57,8 +57,14 @@ def arguments(
     noise: update.Noise | None,
     maps: PairMaps | None,
 ) -> tuple[Any, ...]:
-    """Return the arguments of ``update_tensors``, from those of ``update.step``."""
-    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
+    """Return the arguments of ``update_tensors``, from those of ``update.step``.
+
+    Empty where a step counter says that no update is due.
+    """
+    now = update.at_step_counter(noise, rule, state.steps)
+    if now is None:
+        return ()
+    noise, rule, t, powers = now
     buffers = [buffer for name in rule.buffer_names() for buffer in state.buffers[name]]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
     numbers = rule.packed(t, powers)
@@ -69,7 +75,9 @@ def _step(bound: BoundCall) -> int:
     params, state = bound.args[0], bound.args[3]
     if not params:
         return 0
-    bad = update_tensors.run(arguments(*bound.args), bound.sizes, bound.kind, bound.device)
+    given, bad = arguments(*bound.args), 0
+    if given:
+        bad = update_tensors.run(given, bound.sizes, bound.kind, bound.device)
     state.steps += 1
     return bad
 
@@ -96,10 +104,12 @@ def prepare(
             return NotImplemented  # sums of other sizes than the parameters'
     if noise is not None:
         check_noise(noise, params, sums, maps)
-    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
+        if noise.step_counter is not None:
+            return NotImplemented  # what it says is read in ``arguments``
+    t = state.steps + 1
     buffers = [buffer for each in lists for buffer in each]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
-    return buffers, *places, rule.packed(t, powers), noise, maps or _NONE, state
+    return buffers, *places, rule.packed(t), noise, maps or _NONE, state
 
 
 def finish(prepared: tuple[Any, ...], bad: int) -> int:

@@ -109,7 +109,7 @@ def parameters(module: Any) -> dict[str, str]:
 
 
 def _start_advance(on: Device) -> None:
-    step_counter = torch.zeros(3, dtype=torch.float64)
+    step_counter = torch.zeros(6, dtype=torch.float64)
     on.start(table.ADVANCE, (), 0, step_counter=step_counter, beta1=1.0, beta2=1.0)
 
 

@@ -193,7 +193,11 @@ def _update_step(
     if not params:
         return 0
     dtype, count = params[0].dtype, len(params)
-    noise, t, powers = update.at_step_counter(noise, rule, state.steps)
+    now = update.at_step_counter(noise, rule, state.steps)
+    if now is None:
+        state.steps += 1
+        return 0
+    noise, rule, t, powers = now
     kind, numbers = _rule(rule, t, powers)
     like_sum, like_param = like(sums[0].dtype), like(dtype)
     (words, source), positions = source_of(None, None, "gaussian"), [0] * count
