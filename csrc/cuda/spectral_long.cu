@@ -64,9 +64,9 @@ struct SpectralLongBlock {
       Sums sums = {};
       Tile::add_terms(across.terms(b), sums, [&](int t, Sums& part) {
         const Phasor<T> turn = turns[t * across.pitch];
+        const T* const at = from + t * across.n2;
         DPK_UNROLL
-        for (int i = 0; i < kTile; ++i)
-          part[i].add_turned(turn, scale * from[rows[i] + t * across.n2]);
+        for (int i = 0; i < kTile; ++i) part[i].add_turned(turn, scale * at[rows[i]]);
       });
       const Phasor<T> phase = across.phase(k1, b);
       DPK_UNROLL
