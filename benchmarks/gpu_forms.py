@@ -1,7 +1,7 @@
 """Further calls of ops, for kernels that ``gpu_smoke``'s first call of each does not reach.
 
-Noise that was drawn before or comes from a table, norms by Gram matrices, many rows, one position.
-Not yet run on a GPU.
+Noise that was drawn before or comes from a table, norms by Gram matrices, many rows, one position,
+long lines. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _STREAM, _ROUNDING = KEY.stream(Purpose.NOISE, 2), KEY.stream(Purpose.ROUNDING, 2)
 _ROOM = 1 << 16
+_WIDE = Band((152,), "shells", 0.4)
 
 
 def _draws(t: Inputs) -> Iterable[tuple[str, Draws]]:
@@ -121,6 +122,12 @@ def forms(t: Inputs, backend: str) -> dict[str, Callable[[], Any]]:
             *(9, 21),
             run=lambda o: ghost.embedding_sum(t.ids(9, 5, 40), rows(40, 21), t.factors, o, **on),
         ),
+        "spectral.conv_norm": lambda: spectral.conv_norm(
+            t(5, 3, 70, 9), t(5, 4, 70, 9), kernel_size=3, padding=1, size=(72, 11), **on
+        ),
+        "spectral.conv_bins": lambda: spectral.conv_bins(
+            t(5, 3, 150), t(5, 4, 150), kernel_size=3, padding=1, band=_WIDE, **on
+        )[2],
         "spectral.circulant_norm": lambda: spectral.circulant_norm(
             t(5, 1, 2, 7), t(5, 1, 5, 7), band=Band((7,), "shells", 0.4), **on
         ),

@@ -47,14 +47,18 @@ BLOCK_COLUMNS = LayoutSize(1024, "columns that such a block sums")
 FACTOR_THREADS = LayoutSize(128, "of a block that makes clip factors")
 WARP = LayoutSize(32, "threads of a warp")
 
-# Transforms of maps on a grid of at most SPECTRAL_GRID values on an axis.
-SPECTRAL_GRID = LayoutSize(64, "values on an axis that a block transforms")
+# Transforms of maps, one level for a line.
 SPECTRAL_THREADS = LayoutSize(192, "of a block that transforms maps")
 SPECTRAL_EACH = LayoutSize(3, "frequencies ky of a thread")
 SPECTRAL_FOLDED = LayoutSize(4 * 33 * 36, "entries of folded maps that a block holds")
 SPECTRAL_FOLDED_WIDE = LayoutSize(4 * 33 * 34, "in double")
 SPECTRAL_LINES = LayoutSize(4 * 36 * 17, "entries of lines that a block holds")
 SPECTRAL_LINES_WIDE = LayoutSize(4 * 34 * 8, "in double")
+# Longer lines, in two levels.
+SPECTRAL_LONG_THREADS = LayoutSize(320, "of a block that transforms maps with long lines")
+SPECTRAL_TILE = LayoutSize(8, "complex sums of such a thread")
+SPECTRAL_TILE_WIDE = LayoutSize(4, "in double")
+SPECTRAL_PART = LayoutSize(16, "products that are added up by themselves")
 PAIR_THREADS = LayoutSize(128, "of a block whose threads have channel pairs")
 SPECTRAL_PAIRS = LayoutSize(4, "output channels of such a thread")
 SPECTRAL_ROWS = LayoutSize(5, "whitened coordinates that it has at a time")
@@ -391,10 +395,8 @@ FEATURE_SUMS = Struct(
 SPECTRAL_MAPS = Struct(
     "SpectralMaps",
     "One operand's maps [batch, channels, height, width], of which the first rows and columns are "
-    "used, and the way in which blocks transform them.",
+    "used.",
     data=pointer("const void"),
-    row_turns=pointer("const void")("cosines and sines along rows, [2, folded index, kx]"),
-    column_turns=pointer("const void")("along columns, [2, ky, folded index]"),
     batch=I64,
     channels=I64,
     groups=I64,
@@ -403,17 +405,43 @@ SPECTRAL_MAPS = Struct(
     width=I64,
     rows=I64,
     columns=I64,
+)
+SPECTRAL_BLOCKS = Struct(
+    "SpectralBlocks",
+    "The way in which blocks transform maps, one level for a line.",
+    row_turns=pointer("const void")("cosines and sines along rows, [2, folded index, kx]"),
+    column_turns=pointer("const void")("along columns, [2, ky, folded index]"),
     across=I32("frequencies kx"),
     down=I32("frequencies ky"),
     together=I32("kx of a block"),
     lanes=I32("threads of each kx"),
     teams=I32("maps of a block"),
 )
+SPECTRAL_LINE = Struct(
+    "SpectralLine",
+    "A line of n1 n2 values in two levels. Tables hold pairs of cosine and sine.",
+    first=pointer("const void")("[a, k1 to whole tiles], of 2 pi k1 a / n1"),
+    phases=pointer("const void")("[k1, b], of 2 pi k1 b / n"),
+    second=pointer("const void")("[b, m], of 2 pi m b / n2"),
+    n1=I32,
+    n2=I32,
+    count=I32("of the values, zeros behind them"),
+)
+SPECTRAL_LONG = Struct(
+    "SpectralLong",
+    "The way in which blocks transform maps, two levels for a line.",
+    across=SPECTRAL_LINE("along rows: kx"),
+    down=SPECTRAL_LINE("along columns: ky"),
+    lines=I32("k1 of a block along rows"),
+    parts=I32("parts of the frequencies of each k1, which have blocks of their own"),
+    maps=I32("maps that a block has at a time"),
+    rows=I32("rows that it takes at a time, to whole tiles"),
+)
 SPECTRAL_KEPT = Struct(
     "SpectralKept",
-    "Retained bins of one operand, in the order of the places [kx, ky] and signs of ky that they "
-    "stand at.",
-    first=pointer("const std::int32_t")("[2 places + 1]: where those of a place and sign begin"),
+    "Retained bins of one operand, in the order of the places [kx, ky], and of one level of the "
+    "signs of ky, that they stand at.",
+    first=pointer("const std::int32_t")("where those of each begin, and the last end"),
     which=pointer("const std::int32_t")("the number of the bin"),
     turns=pointer("const void")("Re = t0 A + t1 B, Im = t2 A + t3 B of A - i B at the place"),
     out=pointer("void")("[bins, batch, 2, channels], or null"),
@@ -422,7 +450,7 @@ SPECTRAL_PRODUCT = Struct(
     "SpectralProduct",
     "Tables and errors of a norm over frequencies.",
     index=pointer("const std::int64_t")("the place of g for each place of x"),
-    weights=pointer("const double")("[places of x, 3], of M M, N N and M N"),
+    weights=pointer("const double")("[places of x, 3], of M M, N N and M N, or 1, of powers"),
     x_weights=pointer("const double")("Parseval's"),
     g_weights=pointer("const double"),
     groups=I64,
@@ -430,6 +458,7 @@ SPECTRAL_PRODUCT = Struct(
     g_places=I64,
     x_splits=I64,
     g_splits=I64,
+    parts=I64("numbers of a place: 2, M and N, or 1, a power"),
     x_error=F64("of a transform, relative to the norm of its map"),
     g_error=F64,
     sums_error=F64("of the product, relative to the sum of M M"),

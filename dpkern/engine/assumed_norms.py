@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ..base import layouts
 from ..base.dispatch import availability
+from ..ops.spectral._lines import LONGEST
 from ..ops.spectral._plan import takes
 from ..ops.spectral._sizes import fast
 from ..privacy.mechanisms import Plan
@@ -16,6 +16,9 @@ from ..privacy.mechanisms.release import Taps
 
 _BLOCK = 128
 """Largest blocks of circulant layers whose norms are all taken by kernels of ours."""
+
+_COLUMN = 1024
+"""Values of a column that blocks of CUDA's kernels hold, whatever their factors."""
 
 
 def assumption_of(plan: Plan, device: torch.device, backend: str | None) -> str | None:
@@ -42,13 +45,21 @@ def _proved(
     if backend in ("reference", "numba"):
         return False
     if device.type != "cpu":
-        return max(size) <= int(layouts.SPECTRAL_GRID)
+        return max(size) <= LONGEST or _proved_on_device(release, size, backend)
     if not availability("cpu")[0]:
         return False
     if release.site.kind != "conv":
         return max(size) <= _BLOCK
     height, width = (1, *_grid(release, size))[-2:]
     return takes((height, width))
+
+
+def _proved_on_device(release: Taps, size: tuple[int, ...], backend: str | None) -> bool:
+    """Whether a kernel takes this norm, on a grid that is too large for Triton's."""
+    if backend not in ("cuda", "cupy") and not (backend is None and availability("cuda")[0]):
+        return False
+    height, width = (1, *_grid(release, size))[-2:]
+    return release.site.kind == "conv" and height <= _COLUMN and takes((height, width))
 
 
 def _grid(release: Taps, size: tuple[int, ...]) -> tuple[int, ...]:

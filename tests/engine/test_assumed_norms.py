@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.engine import assumed_norms
 from dpkern.privacy.mechanisms import GReDP, SpectralDP
 
 
@@ -63,6 +64,36 @@ def test_norms_without_a_filter_take_a_grid_of_their_own(
     """No lag wraps around on 257, the linear grid of 129: any larger one has the same norm."""
     size = ((257, 257), None, None, None)
     assert ("Fourier" in conditions(129, kind, padding=0, fft_size=size)) == named
+
+
+@pytest.mark.parametrize(
+    ("chosen", "side", "named"),
+    [
+        ("cuda", 254, False),
+        ("cupy", 1022, False),
+        (None, 254, True),  # there is Triton alone, whose kernels take 64 values
+        ("triton", 254, True),
+        ("triton", 62, False),
+        ("cuda", 255, True),  # 257
+        ("cuda", 1151, True),  # 1153 is a prime number
+        ("cuda", 2046, True),
+    ],
+)
+def test_devices_have_kernels_of_their_own(
+    chosen: str | None, side: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assumed_norms, "availability", lambda name: (name == "triton", ""))
+    model = network(1)
+    mechanism = SpectralDP(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sites=dpkern.survey(model, torch.randn(2, 1, side, side)),
+        mode="published",
+        keep_fraction=0.5,
+    )
+    plan = mechanism.plan([tuple(p.shape) for p in model.parameters()])
+    found = assumed_norms.assumption_of(plan, torch.device("cuda"), chosen)
+    assert (found is not None) == named
 
 
 def test_the_reference_has_no_proof_of_its_own() -> None:

@@ -117,6 +117,7 @@ def two_levels(line: LongLine, x: np.ndarray[Any, Any], kind: type) -> np.ndarra
     n1, n2 = line.first, line.second
     cosine, sine = (t.astype(kind) for t in circle(line.n))
     terms = line.levels[0].count
+    a0, b0 = (terms // 2, n2 // 2) if line.shared else (0, 0)
     padded = np.zeros(terms * n2, kind)
     padded[: len(x)] = x
     found = np.zeros((2, n1, n2), kind)
@@ -125,14 +126,14 @@ def two_levels(line: LongLine, x: np.ndarray[Any, Any], kind: type) -> np.ndarra
         for b in range(n2):
             p = q = kind(0)
             for a in range(terms):
-                at = k * (a - terms // 2) * n2 % line.n
+                at = k * (a - a0) * n2 % line.n
                 p += cosine[at] * padded[a * n2 + b]
                 q += sine[at] * padded[a * n2 + b]
-            c, s = (t[k * (b - n2 // 2) % line.n] for t in (cosine, sine))
+            c, s = (t[k * (b - b0) % line.n] for t in (cosine, sine))
             turned[:, k, b] = c * p - s * q, c * q + s * p
     for m in range(n2):
         for b in range(n2):
-            at = m * (b - n2 // 2) % n2 * n1
+            at = m * (b - b0) % n2 * n1
             c, s = cosine[at], sine[at]
             p, q = turned[:, :, b]
             found[0, :, m] += c * p - s * q

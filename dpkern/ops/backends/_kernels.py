@@ -509,14 +509,28 @@ SPECTRAL_POWERS = CudaKernel(
     layouts.SPECTRAL_THREADS,
     {
         "maps": layouts.SPECTRAL_MAPS,
+        "blocks": layouts.SPECTRAL_BLOCKS,
         "kept": layouts.SPECTRAL_KEPT,
         **_pointers("sizes", "powers"),
     },
-    lambda *, maps, **_: spectral_blocks(maps),
+    lambda *, maps, blocks, **_: spectral_blocks(maps, blocks),
+    _all(FLOATS),
+)
+SPECTRAL_LONG = CudaKernel(
+    "spectral_long",
+    "spectral_long_kernel",
+    layouts.SPECTRAL_LONG_THREADS,
+    {
+        "maps": layouts.SPECTRAL_MAPS,
+        "by": layouts.SPECTRAL_LONG,
+        "kept": layouts.SPECTRAL_KEPT,
+        **_pointers("sizes", "powers"),
+    },
+    lambda *, maps, by, **_: long_blocks(maps, by),
     _all(FLOATS),
 )
 SPECTRAL_NORM = CudaKernel(
-    "spectral",
+    "spectral_norm",
     "spectral_product_kernel",
     layouts.SPECTRAL_THREADS,
     {
@@ -527,7 +541,7 @@ SPECTRAL_NORM = CudaKernel(
     _all(FLOATS),
 )
 SPECTRAL_PAIRS = CudaKernel(
-    "spectral",
+    "spectral_whitened",
     "spectral_pairs_kernel",
     layouts.PAIR_THREADS,
     {"call": layouts.SPECTRAL_PAIRS_OF, **_pointers("x_bins", "g_bins", "sums")},
@@ -535,7 +549,7 @@ SPECTRAL_PAIRS = CudaKernel(
     _all(FLOATS),
 )
 SPECTRAL_WHITENED = CudaKernel(
-    "spectral",
+    "spectral_whitened",
     "spectral_whitened_kernel",
     layouts.PAIR_THREADS,
     {
@@ -547,7 +561,7 @@ SPECTRAL_WHITENED = CudaKernel(
     _all(FLOATS),
 )
 SPECTRAL_BINS_SUM = CudaKernel(
-    "spectral",
+    "spectral_sum",
     "spectral_bins_sum_kernel",
     layouts.PAIR_THREADS,
     {"call": layouts.SPECTRAL_TAPS, **_pointers("x_bins", "g_bins", "factors", "partial")},
@@ -555,7 +569,7 @@ SPECTRAL_BINS_SUM = CudaKernel(
     _all(FLOATS),
 )
 SPECTRAL_ADD = CudaKernel(
-    "spectral",
+    "spectral_sum",
     "spectral_add_kernel",
     layouts.FLAT_THREADS,
     {"splits": I64, "numbers": I64, **_pointers("partial", "out")},
@@ -612,9 +626,16 @@ def circulant_splits(call: Any) -> int:
     return max(1, min(most, 512 // max(1, circulant_tiles(call))))
 
 
-def spectral_blocks(maps: Any) -> int:
+def spectral_blocks(maps: Any, blocks: Any) -> int:
     """Return a block for some kx of a part of a group's maps of a sample."""
-    chunks = -(-int(maps["across"]) // int(maps["together"]))
+    chunks = -(-int(blocks["across"]) // int(blocks["together"]))
+    return blocks_of(int(maps["batch"] * maps["groups"] * maps["splits"]) * chunks)
+
+
+def long_blocks(maps: Any, by: Any) -> int:
+    """Return the same where lines have two levels."""
+    half, lines = int(by["across"]["n1"]) // 2 + 1, int(by["lines"])
+    chunks = -(-half // lines) * int(by["parts"])
     return blocks_of(int(maps["batch"] * maps["groups"] * maps["splits"]) * chunks)
 
 

@@ -1,7 +1,7 @@
 """Norms and sums in the frequency domain on device kernels.
 
-Grids of at most 64 values on an axis are transformed on the chip; larger ones take the forms of
-``_device_spectral``, which are the platform's transforms.
+Maps are transformed on the chip; grids that a block cannot hold (``_spectral_blocks``) take the
+forms of ``_device_spectral``, which are the platform's transforms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -20,68 +19,17 @@ from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._lines import FrequencyLine, circle
-from ..spectral._plan import Places, places, retained, sums_error, tables_of
+from ..spectral._lines import LongLine
+from ..spectral._plan import LongPlaces, Places, retained, sides_of, sums_error, tables_of
 from ..spectral._sizes import ConvolutionGrid
 from ..spectral._spectra import Grid, of_one_sample, on
 from ..spectral._whitened_plan import whitened_plan
 from ..spectral.whitened_bins import PlanArguments, plan_arguments
 from . import _device, _device_spectral, _tables
 from . import _kernels as table
+from . import _spectral_blocks as blocks
 from ._launch_noise import FLOATS
 from ._start import Device, Rows, refuse_first
-
-CHANNELS = 32
-"""Channels whose powers a block adds up; sums of more are made in float64."""
-
-
-def reaches(grid: Grid) -> bool:
-    """Whether blocks hold the maps of this grid."""
-    return max(grid.size) <= layouts.SPECTRAL_GRID and min(grid.rows) > 0
-
-
-def _padded(count: int, dtype: torch.dtype) -> int:
-    """Return folded indices of so many values, to whole packs of 16 bytes."""
-    pack = 16 // dtype.itemsize
-    return -(-(count // 2 + 1) // pack) * pack
-
-
-@lru_cache(maxsize=1024)
-def block_shape(side: Places, dtype: torch.dtype) -> dict[str, int]:
-    """Return how many frequencies, threads for each, and maps a block of transforms has."""
-    wide = dtype is torch.float64
-    lines = int(layouts.SPECTRAL_LINES_WIDE if wide else layouts.SPECTRAL_LINES)
-    folded = int(layouts.SPECTRAL_FOLDED_WIDE if wide else layouts.SPECTRAL_FOLDED)
-    rows, columns = _padded(side.rows.count, dtype), _padded(side.columns.count, dtype)
-    across, down = side.columns.n // 2 + 1, side.rows.n // 2 + 1
-    lanes = -(-down // layouts.SPECTRAL_EACH)
-    most = min(lines // (4 * rows), layouts.SPECTRAL_THREADS // lanes)
-    together = -(-across // -(-across // most))
-    teams = min(
-        layouts.SPECTRAL_THREADS // (together * lanes),
-        folded // (4 * (side.rows.count // 2 + 1) * columns),
-        lines // (4 * rows * together),
-    )
-    return {
-        "across": across,
-        "down": down,
-        "together": together,
-        "lanes": lanes,
-        "teams": teams,
-    }
-
-
-def _turns(line: FrequencyLine, dtype: torch.dtype) -> Tensor:
-    """Return cosines and sines ``[2, folded index, k]``, of no index beyond the last zeros."""
-    half, count = line.count // 2 + 1, line.n // 2 + 1
-    turns = np.outer(np.arange(half) * line.step, np.arange(count)) % line.n
-    made = np.zeros((2, _padded(line.count, dtype), count))
-    made[:, :half] = circle(line.n)[:, turns]
-    return torch.from_numpy(made).to(dtype)
-
-
-def _down_turns(line: FrequencyLine, dtype: torch.dtype) -> Tensor:
-    return _turns(line, dtype).mT.contiguous()
 
 
 @dataclass(frozen=True)
@@ -90,13 +38,17 @@ class Operand:
 
     Attributes:
         maps: ``SpectralMaps``.
+        by: how blocks transform them: ``SpectralBlocks``, or ``SpectralLong`` of long lines.
         places: how many places its frequencies have.
+        parts: numbers of a place.
         sizes: ``[B, 2]``, the largest entry and the sum of squares of each sample.
-        kept: what the tables in ``maps`` belong to.
+        kept: what the tables in ``maps`` and ``by`` belong to.
     """
 
     maps: _tables.Table
+    by: _tables.Table
     places: int
+    parts: int
     sizes: Tensor
     kept: tuple[Tensor, ...]
 
@@ -106,32 +58,62 @@ class Operand:
         return int(self.maps["splits"])
 
 
-def _operand(start: Device, cuda: int, operand: Tensor, side: Places, groups: int) -> Operand:
+def _blocks(side: Places, like: Tensor) -> tuple[_tables.Table, int, tuple[Tensor, ...]]:
+    """Return ``SpectralBlocks``, how many places there are, and the tables."""
+    rows = on(like.device, blocks.row_turns, side.columns, like.dtype)
+    columns = on(like.device, blocks.column_turns, side.rows, like.dtype)
+    shape = blocks.block_shape(side, like.dtype)
+    turns = {"row_turns": rows.data_ptr(), "column_turns": columns.data_ptr()}
+    by = _tables.one(layouts.SPECTRAL_BLOCKS, **turns, **shape)
+    return by, shape["across"] * shape["down"], (rows, columns)
+
+
+def _line(line: LongLine, like: Tensor) -> tuple[_tables.Table, tuple[Tensor, ...]]:
+    """Return ``SpectralLine`` and its tables."""
+    names = ("first", "phases", "second")
+    kept = [on(like.device, blocks.level_turns, line, name, like.dtype) for name in names]
+    addresses = {name: table.data_ptr() for name, table in zip(names, kept, strict=True)}
+    sizes = {"n1": line.first, "n2": line.second, "count": line.count}
+    return _tables.one(layouts.SPECTRAL_LINE, **addresses, **sizes), tuple(kept)
+
+
+def _long(
+    side: LongPlaces, channels: int, like: Tensor
+) -> tuple[_tables.Table, int, tuple[Tensor, ...]]:
+    """Return ``SpectralLong``, how many places there are, and the tables."""
+    shape = blocks.long_shape(side, min(channels, blocks.CHANNELS), like.dtype)
+    assert shape is not None
+    across, down = (_line(line, like) for line in (side.columns, side.rows))
+    by = _tables.one(layouts.SPECTRAL_LONG, across=across[0], down=down[0], **shape)
+    return by, len(side.columns.halves) * side.rows.n, (*across[1], *down[1])
+
+
+def _operand(
+    start: Device, cuda: int, operand: Tensor, side: Places | LongPlaces, groups: int
+) -> Operand:
     """Lay an operand out, and measure it."""
     device, dtype = operand.device, operand.dtype
-    rows = on(device, _turns, side.columns, dtype)
-    columns = on(device, _down_turns, side.rows, dtype)
     batch, channels = operand.shape[:2]
     height, width = (1, *operand.shape[2:])[-2:]
-    shape = block_shape(side, dtype)
+    if isinstance(side, Places):
+        by, count, kept = _blocks(side, operand)
+    else:
+        by, count, kept = _long(side, channels // groups, operand)
     maps = _tables.one(
         layouts.SPECTRAL_MAPS,
         data=operand.data_ptr(),
-        row_turns=rows.data_ptr(),
-        column_turns=columns.data_ptr(),
         batch=batch,
         channels=channels,
         groups=groups,
-        splits=max(1, -(-channels // groups // CHANNELS)),
+        splits=max(1, -(-channels // groups // blocks.CHANNELS)),
         height=height,
         width=width,
         rows=side.rows.count,
         columns=side.columns.count,
-        **shape,
     )
     sizes = torch.empty(batch, 2, dtype=torch.float64, device=device)
     start.start(table.SPECTRAL_SIZES, (FLOATS[dtype],), cuda, maps=maps, sizes=sizes)
-    return Operand(maps, shape["across"] * shape["down"], sizes, (operand, rows, columns))
+    return Operand(maps, by, count, side.parts, sizes, (operand, *kept))
 
 
 def _transform(
@@ -150,15 +132,11 @@ def _transform(
         addresses = (tensor.data_ptr() for tensor in (*kept, out))
         packed = _tables.one(layouts.SPECTRAL_KEPT, **dict(zip(names, addresses, strict=True)))
     value = FLOATS[operand.kept[0].dtype]
-    start.start(
-        table.SPECTRAL_POWERS,
-        (value,),
-        cuda,
-        maps=operand.maps,
-        kept=packed,
-        sizes=operand.sizes,
-        powers=powers,
-    )
+    given = {"maps": operand.maps, "kept": packed, "sizes": operand.sizes, "powers": powers}
+    if operand.parts == Places.parts:
+        start.start(table.SPECTRAL_POWERS, (value,), cuda, blocks=operand.by, **given)
+    else:
+        start.start(table.SPECTRAL_LONG, (value,), cuda, by=operand.by, **given)
 
 
 def _kept_part(grid: Grid, band: Band, which: int, part: int, dtype: torch.dtype) -> Tensor:
@@ -229,9 +207,10 @@ def _squares(
         g_places=g.places,
         x_splits=x.splits,
         g_splits=g.splits,
+        parts=x.parts,
         x_error=x_error,
         g_error=g_error,
-        sums_error=sums_error(grid, tables, dtype, CHANNELS),
+        sums_error=sums_error(grid, tables, dtype, blocks.CHANNELS),
         share=tables.share,
         lost=16 * channels * torch.finfo(dtype).smallest_normal,
     )
@@ -254,16 +233,17 @@ def _room(operand: Operand) -> Tensor:
     """Allocate the powers of an operand's splits."""
     like, maps = operand.kept[0], operand.maps
     sets = int(maps["batch"] * maps["groups"] * maps["splits"])
-    return like.new_empty(sets, operand.places, 2)
+    return like.new_empty(sets, operand.places, operand.parts)
 
 
 def _operands(
     start: Device, cuda: int, x: Tensor, g: Tensor, grid: Grid
 ) -> tuple[Operand, Operand]:
     kind, groups = of_sums(x.dtype), grid.layer.geometry.groups
+    sides: tuple[Places | LongPlaces, ...] = sides_of(grid, shared=False)
     first, second = (
         _operand(start, cuda, t.to(kind), side, groups)
-        for t, side in zip((x, g), places(grid, shared=False), strict=True)
+        for t, side in zip((x, g), sides, strict=True)
     )
     return first, second
 
@@ -273,7 +253,7 @@ def conv_norm(
     start: Device, x: Tensor, g: Tensor, *, band: Band | None, plan: ConvolutionGrid, **sizes: Any
 ) -> Tensor:
     grid = Grid.of(plan, band)
-    if not reaches(grid):
+    if not blocks.reaches(grid, of_sums(x.dtype)):
         return _device_spectral.conv_norm(x, g, band=band, plan=plan, **sizes)
     with _device.guard(x.device) as cuda:
         both = _operands(start, cuda, x, g, grid)
@@ -288,7 +268,7 @@ def conv_bins(
     start: Device, x: Tensor, g: Tensor, *, band: Band, plan: ConvolutionGrid, **sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid = Grid(plan, plan.size, None)
-    if not reaches(grid):
+    if not blocks.reaches(grid, of_sums(x.dtype)):
         return _device_spectral.conv_bins(x, g, band=band, plan=plan, **sizes)
     with _device.guard(x.device) as cuda:
         both = _operands(start, cuda, x, g, grid)
@@ -340,7 +320,7 @@ def whitened_bins(
     **sizes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid, geometry = Grid(plan, plan.size, None), plan.geometry
-    if not reaches(grid):
+    if not blocks.reaches(grid, of_sums(x.dtype)):
         return _device_spectral.whitened_bins(x, g, matrix, band=band, plan=plan, **sizes)
     kind, device = of_sums(x.dtype), x.device
     arguments = plan_arguments(plan, matrix, band, kind, _errors(grid, kind))

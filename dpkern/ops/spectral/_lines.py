@@ -22,8 +22,8 @@ LONGEST = 64
 """Values on an axis up to which lines have one level: two take longer below."""
 _FACTORS = 256, 128
 """The longest lines of the first and of the second level."""
-_PART = 16
-"""Products of a long line's sums that are added up by themselves, ``kPart`` of the kernel."""
+PART = 16
+"""Products of a long line's sums that are added up by themselves, ``kPart`` of the CPU kernel."""
 _CALL = 40
 """Products that a line of the first or the second level costs besides its own."""
 
@@ -76,17 +76,25 @@ class FrequencyLine:
             weights[-1] = 0
         return weights
 
-    def error(self, dtype: torch.dtype, part: int | None = None) -> float:
+    def error(
+        self, dtype: torch.dtype, part: int | None = None, products: int | None = None
+    ) -> float:
         """Return the error of the sums relative to their exact norm, from above.
 
         ``gamma ||B||_2`` with ``B`` the absolute values of the isometry that the line is, and
-        ``||B||_2^2 <= ||B||_1 ||B||_inf``. Sums are those of parts of so many products.
+        ``||B||_2^2 <= ||B||_1 ||B||_inf``.
+
+        Args:
+            dtype: of the sums.
+            part: products that are added up by themselves. None means all.
+            products: of the longest sum. None means ``terms``.
         """
         unit = torch.finfo(dtype).eps / 2
-        part = part or self.terms
+        terms = products or self.terms
+        part = part or terms
         # A coefficient, the sum, the sum of even and odd terms, and one to spare; float64
         # coefficients are off by more than one rounding.
-        roundings = min(part, self.terms) + -(-self.terms // part) - 1
+        roundings = min(part, terms) + -(-terms // part) - 1
         roundings += 3 if dtype is torch.float32 else 8
         gamma = roundings * unit / (1 - roundings * unit)
         turns = np.outer(np.arange(self.n // 2 + 1), np.arange(self.count) * self.step) % self.n
@@ -104,12 +112,15 @@ class LongLine:
 
     Attributes:
         first: length of the first level's lines, ``n1``.
+        shared: whether the kernel folds values about an origin in the line's middle, and has
+            frequencies of a line of real numbers once. Others add up values as they stand.
     """
 
     n: int
     count: int
     step: int
     first: int
+    shared: bool = True
 
     @property
     def second(self) -> int:
@@ -120,20 +131,23 @@ class LongLine:
     def levels(self) -> tuple[FrequencyLine, FrequencyLine]:
         """A line of each level; a sequence of the first has zeros behind its last value."""
         terms = -(-self.count // self.second)
-        return FrequencyLine(self.first, terms, 1), FrequencyLine(self.second, self.second, 1)
+        first = FrequencyLine(self.first, terms, 1, self.shared)
+        return first, FrequencyLine(self.second, self.second, 1, self.shared)
 
     @property
     def products(self) -> int:
         """Products of a line of real numbers."""
         first, second = self.levels
         half = self.first // 2 + 1
+        if not self.shared:
+            return half * self.second * (2 * first.count + 4 * self.second)
         turns = 4 * half * self.second
         return self.second * (first.products + _CALL) + turns + half * (2 * second.products + _CALL)
 
     @property
     def origin(self) -> int:
         """The value that has the phase 0."""
-        return self.second * (self.levels[0].count // 2) + self.second // 2
+        return self.second * (self.levels[0].count // 2) + self.second // 2 if self.shared else 0
 
     @cached_property
     def frequencies(self) -> Integers:
@@ -142,31 +156,52 @@ class LongLine:
         return dense.ravel() * pow(self.step, -1, self.n) % self.n
 
     @cached_property
+    def _kept(self) -> Integers:
+        """The number of frequencies that a line of real numbers has at each ``k1 <= n1 / 2``."""
+        kept = np.full(self.first // 2 + 1, self.second)
+        if self.shared:
+            kept[0] = self.second // 2 + 1
+            if self.first % 2 == 0:
+                kept[-1] = -(-self.second // 2)
+        return kept
+
+    @cached_property
     def halves(self) -> Integers:
-        """Those of a line of real numbers, of a frequency and its conjugate one."""
-        rows = self.frequencies.reshape(self.first, self.second)[: self.first // 2 + 1]
-        kept = [self.second] * len(rows)
-        kept[0] = self.second // 2 + 1
-        if self.first % 2 == 0:
-            kept[-1] = -(-self.second // 2)
-        return np.concatenate([row[:k] for row, k in zip(rows, kept, strict=True)])
+        """Those of a line of real numbers: a frequency, its conjugate one, or both."""
+        rows = self.frequencies.reshape(self.first, self.second)
+        return np.concatenate([row[:k] for row, k in zip(rows, self._kept, strict=False)])
+
+    @cached_property
+    def stands(self) -> Array:
+        """The number of frequencies that each of ``halves`` stands for, itself included."""
+        if self.shared:
+            return np.where(2 * self.halves % self.n == 0, 1.0, 2.0)
+        weights: Array = np.repeat(half_weights(self.first), self._kept)
+        return weights
 
     def error(self, dtype: torch.dtype) -> float:
         """Return the error of the spectrum relative to its exact norm, from above."""
         unit = torch.finfo(dtype).eps / 2
-        first, second = (line.error(dtype, _PART) for line in self.levels)
         roundings = 3 if dtype is torch.float32 else 8
         turn = math.sqrt(2) * roundings * unit / (1 - roundings * unit)
-        # Folding, and the meeting of real and imaginary parts, in either level.
-        sums = (1 + unit) ** 4
-        return (sums * (1 + math.sqrt(2) * first) * (1 + turn) * (1 + 2 * second) - 1) * (1 + 1e-9)
+        both = math.sqrt(2)  # real and imaginary parts meet, each a real line's sums
+        if self.shared:
+            # Folding, and the meeting of both parts, in either level; a frequency that stands for
+            # its conjugate counts twice in the second.
+            first, second = (line.error(dtype, PART) for line in self.levels)
+            sums, twice = (1 + unit) ** 4, both
+        else:
+            first, second = (line.error(dtype, PART, 2 * line.count) for line in self.levels)
+            sums, twice = 1.0, 1.0
+        factors = sums * (1 + both * first) * (1 + turn) * (1 + both * twice * second)
+        return (factors - 1) * (1 + 1e-9)
 
 
 @lru_cache(maxsize=1024)
-def long_line(n: int, count: int, step: int) -> LongLine | None:
-    """Return the two levels with the fewest products; None where the kernel takes neither."""
+def long_line(n: int, count: int, step: int, shared: bool = True) -> LongLine | None:
+    """Return the two levels with the fewest products; None where no kernel takes them."""
     lines = [
-        LongLine(n, count, step, first)
+        LongLine(n, count, step, first, shared)
         for first in range(1, _FACTORS[0] + 1)
         if n % first == 0 and n // first <= _FACTORS[1]
     ]
@@ -186,4 +221,4 @@ def circle(n: int) -> Array:
     return table + 0.0
 
 
-__all__ = ["LONGEST", "FrequencyLine", "Integers", "LongLine", "circle", "long_line"]
+__all__ = ["LONGEST", "PART", "FrequencyLine", "Integers", "LongLine", "circle", "long_line"]

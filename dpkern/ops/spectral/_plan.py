@@ -155,7 +155,7 @@ class LongPlaces:
     @property
     def weights(self) -> Array:
         """The share of a power in the squared norm of a map."""
-        stands: Array = np.where(2 * self.kx % self.columns.n == 0, 1.0, 2.0)
+        stands = np.repeat(self.columns.stands, self.rows.n)
         return stands / (self.rows.n * self.columns.n)
 
     def find(self, ky: Integers, kx: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
@@ -251,27 +251,32 @@ def _sizes(grid: Grid) -> list[list[tuple[int, int, int]]]:
 
 
 @lru_cache(maxsize=1024)
-def _sides(grid: Grid) -> Sides | None:
-    """Return the frequencies in the CPU kernel's order; None where it does not take the grid."""
+def _sides(grid: Grid, shared: bool = True) -> Sides | None:
+    """Return the frequencies in a kernel's order; None where a line has no two levels."""
     if max(grid.size) <= LONGEST:
-        return places(grid)
-    lines = [long_line(*sizes) for side in _sizes(grid) for sizes in side]
+        return places(grid, shared)
+    lines = [long_line(*sizes, shared) for side in _sizes(grid) for sizes in side]
     rows, columns, g_rows, g_columns = lines
     if rows is None or columns is None or g_rows is None or g_columns is None:
         return None
     return LongPlaces(rows, columns), LongPlaces(g_rows, g_columns)
 
 
-def sides_of(grid: Grid) -> Sides:
-    """Return the frequencies in the CPU kernel's order, of a grid that it ``reaches``."""
-    sides = _sides(grid)
+def sides_of(grid: Grid, shared: bool = True) -> Sides:
+    """Return the frequencies in a kernel's order, of a grid whose lines have levels."""
+    sides = _sides(grid, shared)
     assert sides is not None
     return sides
 
 
+def reaches(grid: Grid) -> bool:
+    """Whether the CPU kernel takes this grid, of which every line has one level or two."""
+    return min(grid.rows) > 0 and _sides(grid) is not None
+
+
 def tables_of(grid: Grid, shared: bool = True) -> NormTables:
     """Return the tables of a grid, for kernels whose frequencies share products or do not."""
-    return _make(places(grid, shared), grid.band)
+    return _make(sides_of(grid, shared), grid.band)
 
 
 @lru_cache(maxsize=1024)
@@ -280,11 +285,6 @@ def plan_of(grid: Grid) -> NormPlan:
     tables = _make(sides_of(grid), grid.band)
     narrow, wide = (sums_error(grid, tables, dtype) for dtype in (torch.float32, torch.float64))
     return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid, tables))
-
-
-def reaches(grid: Grid) -> bool:
-    """Whether the CPU kernel takes this grid."""
-    return min(grid.rows) > 0 and _sides(grid) is not None
 
 
 def takes(size: Pair) -> bool:
@@ -356,7 +356,7 @@ def _retain(side: Places | LongPlaces, centre: Pair, ky: Integers, kx: Integers)
 @lru_cache(maxsize=256)
 def retained(grid: Grid, band: Band, shared: bool = True) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
-    x, g = sides_of(grid) if shared else places(grid, shared)
+    x, g = sides_of(grid, shared)
     top, left = grid.layer.padding
     y, z = (line.origin * line.step for line in (g.rows, g.columns))
     ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))

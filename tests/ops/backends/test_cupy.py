@@ -34,7 +34,7 @@ from tests.ops import descents
 from tests.ops.backends.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
 from tests.ops.small_cases import SMALL_CASES, ClipCase
 from tests.ops.spectral_cases import CASES as CONVOLUTIONS
-from tests.ops.spectral_cases import correlation_map, taps
+from tests.ops.spectral_cases import Case, correlation_map, taps
 from tests.ops.test_whitened_bins import matrices
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
@@ -192,6 +192,10 @@ def descend_everywhere() -> None:
         descents.run(given | nothing, "cupy")
 
 
+LINE = Case(2, 1, (70,), (3,), padding=1)
+"""A grid of more than 64 values."""
+
+
 def release_in_the_frequency_domain() -> None:
     """Norms, bins and sums of a convolution, whitened and filtered."""
     case = CONVOLUTIONS[0]
@@ -201,6 +205,8 @@ def release_in_the_frequency_domain() -> None:
     for dtype in FLOATS:
         x, g = case.operands(3, dtype)
         spectral.conv_norm(x, g, **given, size=case.size, band=band)
+        x_line, g_line = LINE.operands(1, dtype)
+        spectral.conv_norm(x_line, g_line, **LINE.sizes, size=LINE.size, backend="cupy")
         bins = spectral.conv_bins(x, g, **given, band=band)[:2]
         for matrix in matrices(case, band):
             spectral.whitened_bins(x, g, matrix, **given, band=band)
