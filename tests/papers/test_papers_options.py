@@ -97,12 +97,25 @@ def test_numbers_that_no_item_has_are_refused(
         ("constant", "set: expected NAME=NUMBER"),
         ("constant=a", "set: expected NAME=NUMBER"),
         ("code=1.5", "code: expected an integer >= 1, got 1.5"),
+        ("code=nan", "code: expected an integer >= 1, got nan"),
+        ("constant=nan", "constant: expected a finite number >= 0"),
+        ("constant=-1", "constant: expected a finite number >= 0"),
+        ("sensor_noise=inf", "sensor_noise: expected a finite number > 0"),
     ):
         call = ["reproduce", "spof", "fig3", "--quick", "--set", text, "--out", str(tmp_path / "x")]
         assert cli.main(call) == cli.REFUSED
         assert said in " ".join(capsys.readouterr().err.split())
     with pytest.raises(InvalidInput, match="this item has no such number"):
         catalogue.reproduce("pnsgd", "table", ItemRequest(numbers=(("c", 1.0),)))
+    for name, value in (("momentum", 1.0), ("momentum", -0.1)):
+        with pytest.raises(InvalidInput, match="momentum"):
+            numbers.check([("comparison", "")], ((name, value),))
+    shares = (("relevance_share", 0.6), ("label_share", 0.5))
+    with pytest.raises(InvalidInput, match=r"inputs get the rest, got 1\.1"):
+        numbers.check([("adlm", "fig4")], shares)
+    with pytest.raises(InvalidInput, match="inputs get the rest"):
+        numbers.check([("adlm", "released")], (("relevance_share", 0.5),))
+    numbers.check([("adlm", "fig4")], (("relevance_share", 0.6),))
     with pytest.raises(InvalidInput, match="every name once"):
         numbers.read(["code=1", "code=2"])
     assert cli.main(["reproduce", "gredp", "table1", "--delta", "0"]) == cli.REFUSED

@@ -11,7 +11,7 @@ Source: SPOF, section VII, with the corrections of S4 to S8.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,12 +81,36 @@ def own_rows(where: Protocol) -> records.Records:
 def train(request: ItemRequest, where: Protocol) -> list[CorrectedRuns]:
     """Train every method at every epsilon, or read what was finished before."""
     data = own_rows(where)
-    visits = max(1, where.steps // data.train.shape[1])
+    visits = _visits(where, data)
     cells = [(NON_PRIVATE, 1.0, visits)]
     cells += [(NAMES[0], epsilon, visits) for epsilon in EPSILONS]
     cells += [(NAMES[1], epsilon, 1) for epsilon in EPSILONS]
     numbers = request.through([_piece(where, data, *cell) for cell in cells])
     return [_runs(where, *cell, of_it) for cell, of_it in zip(cells, numbers, strict=True)]
+
+
+def over_constants(
+    request: ItemRequest, where: Protocol, constants: Sequence[float]
+) -> dict[tuple[float, float], CorrectedRuns]:
+    """Train SPOF, corrected, with every constant at every epsilon; by constant and epsilon."""
+    data = own_rows(where)
+    visits = _visits(where, data)
+    places = [(c, epsilon) for c in constants for epsilon in EPSILONS]
+    with_constant = {
+        c: replace(where, numbers={**where.numbers, "shift": c}) for c in dict.fromkeys(constants)
+    }
+    numbers = request.through(
+        [_piece(with_constant[c], data, NAMES[0], epsilon, visits) for c, epsilon in places]
+    )
+    return {
+        (c, epsilon): _runs(with_constant[c], NAMES[0], epsilon, visits, of_it)
+        for (c, epsilon), of_it in zip(places, numbers, strict=True)
+    }
+
+
+def _visits(where: Protocol, data: records.Records) -> int:
+    """Return the visits of a record for as many steps as the released code takes."""
+    return max(1, where.steps // data.train.shape[1])
 
 
 def _piece(
@@ -115,6 +139,8 @@ def _piece(
         "code": CODE,
     }
     label = f"{name}, epsilon {shown_bound(epsilon)}, {epochs} visits"
+    if "shift" in where.numbers:
+        label += f", c {where.numbers['shift']:g}"
     return CachedRun(label=label, key=key, compute=compute, steps=steps)
 
 
@@ -226,6 +252,7 @@ __all__ = [
     "CorrectedRuns",
     "column_means",
     "control",
+    "over_constants",
     "own_rows",
     "panel",
     "rows",

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import InvalidInput
 from .released import DPSGD, FM, NON_PRIVATE, SPOF
@@ -33,11 +34,25 @@ Runs = Mapping[float, Sequence[float]]
 
 
 @dataclass(frozen=True)
+class StoredSweep:
+    """Mean accuracies over the constant c, of a stored file.
+
+    The files say neither epsilon nor rows: the stored script takes the smallest epsilon, the figure
+    made of the first file is labelled 10.
+    """
+
+    commit: str
+    runs: int
+    accuracy: Mapping[float, float]
+
+
+@dataclass(frozen=True)
 class RawResults:
     """Accuracies, as fractions, and seconds of single runs, by method and condition."""
 
     accuracy: Mapping[tuple[str, float], Runs]
     seconds: Mapping[tuple[str, float], Runs]
+    sweeps: Sequence[StoredSweep] = ()
 
     def gain(self, sigma: float) -> float:
         """Return SPOF's relative gain in percent, of the means over runs and then over epsilon."""
@@ -79,7 +94,8 @@ def load(folder: Path) -> RawResults | None:
         return None
     try:
         content = json.loads(path.read_text())
-        return RawResults(_read(content, "accuracy"), _read(content, "seconds"))
+        sweeps = [_sweep(stored) for stored in content.get("c_sweep", ())]
+        return RawResults(_read(content, "accuracy"), _read(content, "seconds"), sweeps)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
             "data",
@@ -104,6 +120,17 @@ def _read(
     return found
 
 
+def _sweep(stored: Mapping[str, Any]) -> StoredSweep:
+    accuracy = {
+        float(c): float(mean) for c, mean in zip(stored["c"], stored["mean_accuracy"], strict=True)
+    }
+    if not accuracy or not all(map(math.isfinite, (*accuracy, *accuracy.values()))):
+        raise ValueError("a sweep is empty or not finite")
+    return StoredSweep(
+        commit=str(stored["commit"])[:8], runs=int(stored["runs_per_point"]), accuracy=accuracy
+    )
+
+
 def _by_epsilon(stored: object) -> Runs:
     if not isinstance(stored, dict):
         raise TypeError("runs are no mapping")
@@ -117,4 +144,4 @@ def _mean(runs: Runs) -> float:
     return statistics.fmean(statistics.fmean(of_it) for of_it in runs.values())
 
 
-__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "load"]
+__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "StoredSweep", "load"]
