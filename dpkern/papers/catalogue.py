@@ -140,7 +140,9 @@ _FIXED = {
 }
 """Figures that are about this very number."""
 
+_NOTES = {("pnsgd", item) for item in ("table", "rules", "bound", "experiment", "plot")}
 _OTHER_EPSILONS = {
+    *_NOTES,
     *_SPOF,
     *_TRAINED,
     *_TABLES,
@@ -174,6 +176,7 @@ SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
     "delta": frozenset(
         {
             *_TABLES,
+            *_NOTES,
             ("objective-release", ""),
             *_IMAGE_RUNS - {("adlm", "readings"), ("adlm", "released")},
         }
