@@ -191,7 +191,8 @@ def _given(path: Path) -> tuple[torch.Tensor, str, RawResults | None]:
             got=f"{file}: {' x '.join(map(str, rows.shape))}",
             remedy=f"Restore {TABLE} from the released code.",
         )
-    return rows, f"{file.name}, {len(rows)} rows", raw_results.load(file.parent)
+    raw = raw_results.load(file.parent) if raw_results.is_authors_table(file) else None
+    return rows, f"{file.name}, {len(rows)} rows", raw
 
 
 def as_released(name: str, sigma: float) -> ReleasedMethod:

@@ -8,6 +8,7 @@ Source: the repository theorycoder/distributedautoencoders, commit b92bab58.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
@@ -21,7 +22,9 @@ from .released import DPSGD, FM, NON_PRIVATE, SPOF
 
 FILE = "authors_results.json"
 TABLE = "dailyActivity_merged.csv"
-"""The authors' table, in the same folder."""
+"""The authors' table, in the same folder. The public export behind it has this name too."""
+TABLE_DIGEST = "3a05b455bb8675cbd602ca0252c48655f1e1f46cd17f92b67b0288910d462f74"
+"""SHA-256 of that file."""
 EPSILONS = (0.01, 0.1, 1.0, 10.0, 20.0)
 OTHER_SIZE = 10
 """The first runs of each noiseless file of DP-SGD were made on a quarter of the rows."""
@@ -81,6 +84,13 @@ class RawResults:
         """Return DP-SGD's noiseless accuracies without the runs on fewer rows."""
         runs = self.accuracy[DPSGD, 0.0]
         return {epsilon: of_it[OTHER_SIZE:] for epsilon, of_it in runs.items()}
+
+
+def is_authors_table(path: Path) -> bool:
+    """Whether the file is the authors' table, by its bytes: other rows may have its name."""
+    if path.name != TABLE or not path.is_file():
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == TABLE_DIGEST
 
 
 def load(folder: Path) -> RawResults | None:
@@ -144,4 +154,4 @@ def _mean(runs: Runs) -> float:
     return statistics.fmean(statistics.fmean(of_it) for of_it in runs.values())
 
 
-__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "StoredSweep", "load"]
+__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "StoredSweep", "is_authors_table", "load"]
