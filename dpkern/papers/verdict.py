@@ -14,6 +14,7 @@ CERTIFIED = "certified epsilon"
 """Unit of verdicts on an epsilon."""
 LEAST_RUNS = 5
 """Fewer runs than these decide nothing."""
+TOO_QUICK = "quick runs decide no accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +253,7 @@ __all__ = [
     "FAILS",
     "HOLDS",
     "LEAST_RUNS",
+    "TOO_QUICK",
     "UNDECIDED",
     "Verdict",
     "exact",

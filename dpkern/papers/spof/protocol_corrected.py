@@ -230,8 +230,14 @@ def column_means(where: Protocol) -> float:
     return 1 - float((data.test - mean).double().square().mean())
 
 
-def verdict(where: Protocol, found: Sequence[CorrectedRuns]) -> Verdict:
-    """Judge SPOF against DP-SGD at equal certified epsilon."""
+def verdict(where: Protocol, found: Sequence[CorrectedRuns], hindrance: str = "") -> Verdict:
+    """Judge SPOF against DP-SGD at equal certified epsilon.
+
+    Args:
+        where: the protocol.
+        found: the runs of both.
+        hindrance: why they decide nothing; empty where they do.
+    """
     by_run = [
         [sum(run) / len(EPSILONS) for run in zip(*each, strict=True)]
         for name in NAMES
@@ -242,6 +248,7 @@ def verdict(where: Protocol, found: Sequence[CorrectedRuns]) -> Verdict:
         "corrected, SPOF is more accurate than DP-SGD at equal certified epsilon",
         *by_run,
         unit="1 - mean squared error, mean over runs and epsilon",
+        hindrance=hindrance,
         reason=f"neither reaches the columns' means, {column_means(where):.3f}"
         if best < column_means(where)
         else "",

@@ -119,7 +119,10 @@ def of_orders(where: SpofExperiment, found: Trained) -> list[Verdict]:
                 "equal certified epsilon",
                 *(_means(found, name, sigma) for name in pair),
                 unit="points, mean over the runs and epsilon",
-                hindrance=hindrance(where, found, sigma, *pair),
+                hindrance=hindrance(where, found, sigma, *pair)
+                or (
+                    f"nothing is certified: {where.records.unproved}" * bool(where.records.unproved)
+                ),
             )
         )
     return verdicts
