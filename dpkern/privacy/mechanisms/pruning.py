@@ -42,6 +42,8 @@ from .run_facts import RunFacts
 from .work import OpAccount
 
 MASKS = ("published", "previous", "random")
+_OWN = frozenset({"error", "mask", "step"})
+"""Names of a pruned release's own memory."""
 
 _INNER = DPSGD(**UNIT)
 _UNIT = {"inner": _INNER, "expected_batch_size": 1.0}
@@ -197,7 +199,9 @@ class Pruned(Mechanism):
         """Choose the next mask and, but for the printed form, put the feedback into the update."""
         memory["step"][0] += 1
         if self._leaks:
-            self.inner.learn(memory, gradients)
+            # A wrapped mechanism that does not adapt has no memory to learn into.
+            if memory.tensors.keys() - _OWN:
+                self.inner.learn(memory, gradients)
             return
         everything = int(memory["step"][0]) % self.refresh == 0
         held = zip(gradients, memory["mask"], memory["error"], strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -228,6 +229,22 @@ def test_shaped_noise_goes_to_the_kept_coordinates_in_its_own_scale() -> None:
             own.append(noise / block.release.scale[places])
     assert float(torch.cat(own).std()) == pytest.approx(1.0, rel=0.08)
     assert abs(float(torch.cat(unscaled).std()) - 1.0) > 0.2
+
+
+@pytest.mark.parametrize("generator", ["gaussian", "ours_w1", "ours"])
+def test_every_printed_generator_can_be_pruned(generator: str) -> None:
+    inner = Directional(
+        max_grad_norm=1.0, epsilon=2.0, delta=1e-5, steps=10, sample_rate=0.1, generator=generator,
+        mode="published",
+    )  # fmt: skip
+    step = step_of(Pruned(inner=inner, expected_batch_size=2, ratio=0.8, mask="published"))
+    for seed in range(3):
+        assert nonzero(run(step, gradients(seed))) == [4, 2]
+    running = replace(inner, generator="ours", w_source="running")
+    step = step_of(Pruned(inner=running, expected_batch_size=2, ratio=0.8, mask="published"))
+    run(step, gradients(0))
+    assert step.memory is not None
+    assert any(bool(held.any()) for held in step.memory["running"])
 
 
 def test_noise_and_bound_are_the_wrapped_ones() -> None:
