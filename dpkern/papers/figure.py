@@ -297,7 +297,7 @@ def _name_places(axes: Any, panel: Panel) -> None:
         axes.set_xticks(places, labels=[f"{x:g}" for x in places])
         axes.set_xticks([], minor=True)
     elif not panel.log_x and not panel.names and all(float(x).is_integer() for x in places):
-        locator = require("matplotlib.ticker").MaxNLocator(integer=True)
+        locator = require("matplotlib.ticker").MaxNLocator(integer=True, steps=[1, 2, 5, 10])
         axes.xaxis.set_major_locator(locator)
     small: dict[str, Any] = {"fontsize": FONT - 1}
     if panel.names:

@@ -125,7 +125,8 @@ def check(pairs: list[Pair], given: Numbers) -> None:
             raise InvalidInput(
                 name, expected="an integer >= 1", got=f"{value:g}", remedy="Pass a whole number."
             )
-        _RANGES.get(name, positive)(**{name: value})
+        checked: Callable[..., float] = _RANGES.get(name, positive)
+        checked(**{name: value})
     _check_shares(known, dict(given))
 
 

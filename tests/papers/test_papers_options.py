@@ -201,7 +201,7 @@ def test_epsilons_that_are_none_are_refused(text: str, capsys: pytest.CaptureFix
         ("directional", "fig6", "max_grad_norm", 1.0),
         ("spof", "rates", "lr", 0.1),
         ("spof", "released", "epsilon", (1.0,)),
-        ("pnsgd", "table", "epsilon", (1.0,)),
+        ("ldp", "channels", "epsilon", (1.0,)),
         ("spof", "fig4", "max_grad_norm", 1.0),
     ],
 )

@@ -155,8 +155,10 @@ def by_epsilon(request: ItemRequest) -> Result:
         lines[name].append(over(method, epsilons, [one.runs for one in own]))
         points = _by_epsilon(name, method)
         lines[name] += _published(request, name, f"{method}, published", points)
-    axes = {"x_label": "claimed epsilon", "y_label": "accuracy %"}
-    panels = [Panel(title=name, lines=own, **axes) for name, own in lines.items()]
+    panels = [
+        Panel(title=name, x_label="claimed epsilon", y_label="accuracy %", lines=own)
+        for name, own in lines.items()
+    ]
     return _result("by-eps", "accuracy over epsilon", request, found, panels, verdicts.of_table)
 
 

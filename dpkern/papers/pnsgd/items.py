@@ -77,7 +77,7 @@ def table(request: ItemRequest) -> Result:
         )
         for constant in (gaussian.CLASSIC, 1.0)
     ]
-    asked = {"epsilon": epsilon, "delta": delta}
+    asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
     result = PAPER.result("table", "the notes' noise, step by step", rows, **asked)
     return result.judged(verdicts.of_chain(rows, epsilon))
 
@@ -114,7 +114,7 @@ def rules(request: ItemRequest) -> Result:
             note=f"order {accountant.order}; the figure usually quoted for the moments accountant",
         )
     )
-    asked = {"epsilon": targets, "delta": delta}
+    asked: dict[str, Any] = {"epsilon": targets, "delta": delta}
     result = PAPER.result("rules", "one noise scale under four rules", rows, **asked)
     return result.judged(verdicts.of_rules(rows, targets[0]))
 
@@ -248,7 +248,7 @@ def experiment(request: ItemRequest) -> Result:
         for run, excess in found.items()
         if not run.tight and run.mechanism.private
     }
-    asked = {"quick": request.quick, "epsilon": epsilon, "delta": delta}
+    asked: dict[str, Any] = {"quick": request.quick, "epsilon": epsilon, "delta": delta}
     result = PAPER.result("experiment", "measured excess risk", rows, **asked)
     return result.judged(verdicts.of_excess(judged))
 
