@@ -35,6 +35,7 @@ from .runner import ItemRequest
 from .spof import environment as spof_environment
 from .spof import items as spof
 from .spof import protocol as spof_protocol
+from .spof import protocol_constants as spof_constants
 from .spof import training as spof_runs
 from .verdict import other_numbers
 
@@ -111,6 +112,7 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "comparison": spof_runs.comparison,
         "rates": spof_runs.rates,
         "released": spof_protocol.released,
+        "released-fig2": spof_constants.constants,
         "losses": spof.losses,
         "audit": spof.audit,
     },
@@ -129,7 +131,7 @@ _IMAGE_RUNS = {
     ("spectral", "released"),
 }
 _SPOF = {("spof", item) for item in ("fig2", "fig3", "comparison", "rates")}
-_PROTOCOL = ("spof", "released")
+_PROTOCOL = {("spof", "released"), ("spof", "released-fig2")}
 _TABLES = {("comparison", ""), ("spectral", "whitened")}
 _FIXED = {
     "lr": {("gredp", "fig5"), ("spof", "rates")},
@@ -138,7 +140,9 @@ _FIXED = {
 }
 """Figures that are about this very number."""
 
+_NOTES = {("pnsgd", item) for item in ("table", "rules", "bound", "experiment", "plot")}
 _OTHER_EPSILONS = {
+    *_NOTES,
     *_SPOF,
     *_TRAINED,
     *_TABLES,
@@ -152,7 +156,7 @@ _CLIPPED = {
     *_TRAINED,
     *NEEDS_WEIGHTS,
     *_SPOF,
-    _PROTOCOL,
+    ("spof", "released"),
     ("spectral", "released"),
     ("adlm", "fig4"),
     ("adlm", "fig5"),
@@ -165,13 +169,14 @@ SIZED: Mapping[str, frozenset[tuple[str, str]]] = {
     **{name: frozenset(_SPOF) for name in ("columns", "user_column", "bounds")},
     "weights": NEEDS_WEIGHTS,
     "train_last": NEEDS_WEIGHTS,
-    "lr": frozenset({*_SPOF, _PROTOCOL, *_IMAGE_RUNS, ("spectral", "whitened")} - _FIXED["lr"]),
+    "lr": frozenset({*_SPOF, *_PROTOCOL, *_IMAGE_RUNS, ("spectral", "whitened")} - _FIXED["lr"]),
     "batch_size": frozenset({*_IMAGE_RUNS, *_TABLES} - _FIXED["batch_size"]),
     "epsilon": frozenset(_OTHER_EPSILONS),
     "max_grad_norm": frozenset(_CLIPPED - _FIXED["max_grad_norm"]),
     "delta": frozenset(
         {
             *_TABLES,
+            *_NOTES,
             ("objective-release", ""),
             *_IMAGE_RUNS - {("adlm", "readings"), ("adlm", "released")},
         }
@@ -192,7 +197,7 @@ DATA: Mapping[tuple[str, str], frozenset[str]] = {
     ("adlm", "fig5"): frozenset({"cifar10"}),
     **{
         ("spof", item): frozenset({"fitbit"})
-        for item in ("fig2", "fig3", "comparison", "rates", "released")
+        for item in ("fig2", "fig3", "comparison", "rates", "released", "released-fig2")
     },
     ("comparison", ""): ANY_DATA,
     ("ldp", "labels"): ANY_DATA,

@@ -90,7 +90,7 @@ def command(
         str | None,
         typer.Option(
             help="Epsilon of every run, or with commas those of the axis (spof, gredp, adlm, "
-            "directional, spectral, comparison, objective-release).",
+            "directional, pnsgd, spectral, comparison, objective-release).",
             show_default="the source's",
         ),
     ] = None,
@@ -104,7 +104,7 @@ def command(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Delta of every run (gredp, adlm, directional, spectral, comparison, "
+            help="Delta of every run (gredp, adlm, directional, pnsgd, spectral, comparison, "
             "objective-release).",
             show_default="the source's",
         ),

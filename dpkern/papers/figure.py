@@ -31,6 +31,8 @@ NARROW, WIDE = 4.6, 8.4
 """Inches of a panel with curves, and of one with a row for each name."""
 LETTER = 0.06
 """Inches of a letter of a legend or name, on average."""
+POSSIBLE = {"accuracy %": (0.0, 100.0), "accuracy": (0.0, 1.0)}
+"""Numbers that a vertical axis can have, by its label: intervals are not drawn beyond."""
 LEAN = 20
 """Degrees by which long names below an axis are turned."""
 
@@ -73,6 +75,8 @@ class Panel:
 
     Attributes:
         image: rows of numbers, drawn as a heat map in the place of lines.
+        extent: places of the first and last column of the image, then of its first and last row,
+            which stands above then; empty draws no axes.
         boxes: drawn in the place of lines and axes.
         names: names of the places 1, 2, ... of the horizontal axis; empty for numbers.
         rows: names of the places 1, 2, ... of the vertical axis, from above; what is infinite
@@ -86,6 +90,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     image: Sequence[Sequence[float]] = ()
+    extent: Sequence[float] = ()
     boxes: Sequence[DiagramBox] = ()
     names: Sequence[str] = ()
     rows: Sequence[str] = ()
@@ -123,8 +128,7 @@ def draw(
             axes = figure.add_subplot(grid[divmod(number, columns)])
             axes.set_title(panel.title, fontsize=FONT)
             if panel.image:
-                axes.set_axis_off()
-                figure.colorbar(axes.imshow(panel.image, cmap="magma"), ax=axes, shrink=0.8)
+                figure.colorbar(_draw_image(axes, panel), ax=axes, shrink=0.8)
             elif panel.boxes:
                 _draw_boxes(axes, panel.boxes)
             else:
@@ -173,6 +177,23 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
     return 2 if LETTER * longest + 1.2 <= width else 1
 
 
+def _draw_image(axes: Any, panel: Panel) -> Any:
+    """Draw the heat map, with axes where its places are known."""
+    if not panel.extent:
+        axes.set_axis_off()
+        return axes.imshow(panel.image, cmap="magma")
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    # Places are those of the middles of cells.
+    first, last, below, above = panel.extent
+    x, y = (
+        ((last - first) / (len(panel.image[0]) - 1)) / 2,
+        ((above - below) / (len(panel.image) - 1)) / 2,
+    )
+    extent = (first - x, last + x, below - y, above + y)
+    return axes.imshow(panel.image, cmap="magma", origin="lower", extent=extent)
+
+
 def _draw_lines(axes: Any, panel: Panel) -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -183,7 +204,8 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
     axes.set_yscale("log" if panel.log_y else "linear")
     colors = _colors(panel.lines)
     for number, line in enumerate(panel.lines):
-        _draw_line(axes, line, colors[number], DASHES[number % len(DASHES)])
+        limits = POSSIBLE.get(panel.y_label.removeprefix("best "), (-math.inf, math.inf))
+        _draw_line(axes, line, colors[number], DASHES[number % len(DASHES)], limits)
         if panel.rows:
             _draw_infinite(axes, line, colors[number])
     if crosses := _crosses(panel.lines):
@@ -207,7 +229,8 @@ def _colors(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _draw_line(axes: Any, line: Line, color: str, dash: str) -> None:
+def _draw_line(axes: Any, line: Line, color: str, dash: str, limits: tuple[float, float]) -> None:
+    """Draw a line, its intervals cut where no number can be."""
     drawn = [
         (x, y, half)
         for x, y, half in zip(line.x, line.y, line.half or [0.0] * len(line.x), strict=True)
@@ -225,12 +248,17 @@ def _draw_line(axes: Any, line: Line, color: str, dash: str) -> None:
     elif len(drawn) <= MARKED:
         style |= {"marker": "."}
     x, y, half = zip(*drawn, strict=True)
+    known = [one if math.isfinite(one) else math.nan for one in half]
+    low = [max(b - h, min(b, limits[0])) for b, h in zip(y, known, strict=True)]
+    high = [min(b + h, max(b, limits[1])) for b, h in zip(y, known, strict=True)]
     if line.half and line.band:
         axes.plot(x, y, label=line.label, **style)
-        low, high = ([b + sign * h for b, h in zip(y, half, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     elif line.half:
-        bars = [one if math.isfinite(one) else math.nan for one in half]
+        bars = [
+            [b - a for a, b in zip(low, y, strict=True)],
+            [b - a for a, b in zip(y, high, strict=True)],
+        ]
         axes.errorbar(x, y, yerr=bars, label=line.label, capsize=2, elinewidth=0.8, **style)
     else:
         axes.plot(x, y, label=line.label, **style)
@@ -264,10 +292,13 @@ def _crosses(lines: Sequence[Line]) -> list[tuple[float, float]]:
 
 
 def _name_places(axes: Any, panel: Panel) -> None:
-    places = sorted({x for line in panel.lines for x in line.x})
+    places = sorted({x for line in panel.lines for x in line.x if math.isfinite(x)})
     if panel.log_x and not panel.rows and len(places) <= TICKS:
         axes.set_xticks(places, labels=[f"{x:g}" for x in places])
         axes.set_xticks([], minor=True)
+    elif not panel.log_x and not panel.names and all(float(x).is_integer() for x in places):
+        locator = require("matplotlib.ticker").MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+        axes.xaxis.set_major_locator(locator)
     small: dict[str, Any] = {"fontsize": FONT - 1}
     if panel.names:
         turned = {"rotation": LEAN, "ha": "right", "rotation_mode": "anchor"}

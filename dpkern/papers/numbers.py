@@ -5,9 +5,10 @@ Sizes that many items share, such as epochs and rates, are options of their own;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..base.errors import InvalidInput
+from ..base.validate import half_open_unit, non_negative, open_unit, positive
 from . import comparison, objective_release, spectral_released
 from .adlm import released, setup
 from .directional import cases
@@ -64,6 +65,16 @@ NUMBERS: Mapping[Pair, Mapping[str, float]] = {
 """Numbers by item, with the source's values, or ours where it has none."""
 
 
+_COUNTS = ("pretraining_epochs", "psgd_lot", "code")
+_RANGES: Mapping[str, Callable[..., float]] = {
+    "relevance_share": open_unit,
+    "label_share": open_unit,
+    "momentum": half_open_unit,
+    "constant": non_negative,
+}
+"""Checks of numbers that are not just positive."""
+
+
 def read(texts: list[str] | None) -> Numbers:
     """Return names and numbers of ``NAME=NUMBER`` texts.
 
@@ -95,7 +106,7 @@ def of_item(pair: Pair, given: Numbers) -> Numbers:
 
 
 def check(pairs: list[Pair], given: Numbers) -> None:
-    """Refuse a name that none of these items takes, and a fraction where a count belongs.
+    """Refuse a name that none of these items takes, and a number out of its range.
 
     Raises:
         InvalidInput: such a name or number.
@@ -110,10 +121,28 @@ def check(pairs: list[Pair], given: Numbers) -> None:
                 got=f"{name}={value:g}",
                 remedy="Choose one of these." if known else "Leave --set out.",
             )
-        if isinstance(known[name], int) and not (value.is_integer() and value >= 1):
+        if name in _COUNTS and not (value.is_integer() and value >= 1):
             raise InvalidInput(
                 name, expected="an integer >= 1", got=f"{value:g}", remedy="Pass a whole number."
             )
+        checked: Callable[..., float] = _RANGES.get(name, positive)
+        checked(**{name: value})
+    _check_shares(known, dict(given))
+
+
+def _check_shares(known: Mapping[str, float], given: Mapping[str, float]) -> None:
+    """Refuse parts of epsilon for relevances and labels that leave nothing to the inputs."""
+    parts = [each for each in ("relevance_share", "label_share") if each in given]
+    spent = sum(
+        given.get(each, known.get(each, 0.0)) for each in ("relevance_share", "label_share")
+    )
+    if parts and spent >= 1:
+        raise InvalidInput(
+            parts[0],
+            expected="shares of relevances and labels below 1 together: inputs get the rest",
+            got=f"{spent:g} together",
+            remedy="Pass smaller shares.",
+        )
 
 
 __all__ = ["NUMBERS", "check", "of_item", "read"]

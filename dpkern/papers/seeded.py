@@ -200,6 +200,19 @@ class Control:
         return self.ours >= self.bar
 
     @property
+    def shortfall(self) -> str:
+        """Why private runs of this rate and length are not the source's; empty where they may be.
+
+        They cannot be where training without privacy stays below what is printed for it.
+        """
+        if not isinstance(self.printed, float) or self.ours >= self.printed - MARGIN:
+            return ""
+        return (
+            f"without privacy this rate and length reach {self.ours:.1f} %, {self.printed:g} are "
+            "printed: they are not the source's"
+        )
+
+    @property
     def said(self) -> str:
         """The accuracy that it reached, beside the printed one and the one that it must reach."""
         text = f"{self.name} without privacy: {self.ours:.1f} %".strip()
@@ -209,7 +222,7 @@ class Control:
             text += f" (the best constant output: {self.constant:.1f} %)"
         if not self.passed:
             return f"{text}, below the {self.bar:.1f} % that a control must reach"
-        if isinstance(self.printed, float) and self.ours < self.printed - MARGIN:
+        if self.shortfall:
             text += ", so private runs of this rate and length are not the source's either"
         return text
 

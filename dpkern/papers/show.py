@@ -23,6 +23,8 @@ from ..privacy.accounting.shown import shown_exactly
 from ..train.display import number
 from .result import NONE_PUBLISHED, ComparisonRow, Result
 
+WHOLE = 1e12
+"""Whole numbers below are shown with all their digits."""
 SHOWN = 60
 """Rows printed before the rest is left to the CSV."""
 
@@ -111,7 +113,10 @@ def columns(rows: Sequence[ComparisonRow]) -> dict[str, list[str]]:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else number(float(value) if isinstance(value, int) else value)
+    """Return five digits of a number, and all of a whole one: counts are exact."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return str(int(value)) if abs(value) < WHOLE and value == int(value) else number(float(value))
 
 
 def _bound(value: float | None) -> str:

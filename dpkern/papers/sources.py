@@ -40,6 +40,9 @@ PARTS: tuple[SourcePart, ...] = (
     SourcePart(_SPOF, "figure 2", "accuracy over the stabilisation constant", "spof", "fig2"),
     SourcePart(_SPOF, "figure 3", "accuracy over epsilon", "spof", "fig3"),
     SourcePart(_SPOF, "figure 3, as its code ran", "the authors' protocol", "spof", "released"),
+    SourcePart(
+        _SPOF, "figure 2, as its code ran", "the authors' protocol", "spof", "released-fig2"
+    ),
     SourcePart(_SPOF, "figure 4", "density of the largest multiplier", "spof", "fig4"),
     SourcePart(_SPOF, "figure 5", "probability that it is at most 1", "spof", "fig5"),
     SourcePart(_SPOF, "figure 6", "sensitivity over the expansion point", "spof", "fig6"),

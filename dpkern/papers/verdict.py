@@ -14,6 +14,7 @@ CERTIFIED = "certified epsilon"
 """Unit of verdicts on an epsilon."""
 LEAST_RUNS = 5
 """Fewer runs than these decide nothing."""
+TOO_QUICK = "quick runs decide no accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ def of_number(
     *,
     unit: str,
     rounding: float = 0.0,
+    at_least: bool = False,
     reason: str = "",
     hindrance: str = "",
 ) -> Verdict:
@@ -78,23 +80,28 @@ def of_number(
         runs: number of runs behind it.
         unit: unit and aggregation of both.
         rounding: half the last digit that the source prints.
+        at_least: whether the claim is that the number is reached, so that a larger one holds too.
         reason: what explains the verdict.
         hindrance: why our runs cannot decide, such as other data; empty where they can.
     """
     low, high = found.mean - found.half, found.mean + found.half
     missing = hindrance or _too_few(runs, found)
-    inside = low - rounding <= published <= high + rounding
+    above = low - rounding > published
+    inside = not above and published <= high + rounding
+    said = (
+        "the interval is above the printed number"
+        if at_least and above
+        else f"the interval {'contains' if inside else 'does not contain'} the printed number"
+    )
     return Verdict(
         claim=claim,
-        verdict=UNDECIDED if missing else HOLDS if inside else FAILS,
+        verdict=UNDECIDED if missing else HOLDS if inside or (at_least and above) else FAILS,
         unit=unit,
         published=published,
         ours=found.mean,
         low=low,
         high=high,
-        reason=missing
-        or reason
-        or f"the interval {'contains' if inside else 'does not contain'} the printed number",
+        reason=missing or reason or said,
     )
 
 
@@ -246,6 +253,7 @@ __all__ = [
     "FAILS",
     "HOLDS",
     "LEAST_RUNS",
+    "TOO_QUICK",
     "UNDECIDED",
     "Verdict",
     "exact",

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, data_cache, everything
 from dpkern.papers.adlm.setup import MNIST, world
 from dpkern.papers.adlm.training import beside
 from dpkern.papers.gredp import cells as gredp_cells
 from dpkern.papers.pieces import CachedRun, ResultCache
 from dpkern.papers.seeded import SeededRuns
+from dpkern.train import formats
 
 MNIST_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,6 +104,16 @@ def test_rows_of_the_same_shape_are_not_the_sources_data(tmp_path: Path) -> None
     row = gredp_cells._trained_cell("table1", cell, replace(request, rows=None), runs)
     assert row.row.published == "96.5 on other data (mnist)"
     assert "not on all of mnist" in row.hindrance
+
+
+def test_a_folder_of_another_data_set_is_no_mnist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ItemRequest(quick=True, data=write(tmp_path / "rows.npz", 0.25))
+    assert not world(MNIST, request).genuine
+    monkeypatch.setattr(formats, "kind_of", lambda folder: "svhn")
+    with pytest.raises(InvalidInput, match=r"expected mnist, rows of .*rows\.npz: svhn"):
+        world(MNIST, request)
 
 
 @pytest.mark.skipif(not MNIST_FOLDER.is_dir(), reason="the folder of MNIST's files is not here")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ import torch
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
 from dpkern.base.threads import torch_threads
-from dpkern.papers import ComparisonRow, ItemRequest, Result, catalogue, everything, page, runner
+from dpkern.papers import (
+    ComparisonRow,
+    ItemRequest,
+    Result,
+    catalogue,
+    everything,
+    page,
+    runner,
+    show,
+)
 from dpkern.papers.pieces import CachedRun
 from dpkern.papers.sources import PARTS
 from dpkern.papers.verdict import exact
@@ -27,6 +38,12 @@ def result(item: str, **more: Any) -> Result:
 
 
 CLAIM = exact("a & b <claim>", False, reason="because")
+
+
+def test_whole_numbers_are_shown_with_all_their_digits() -> None:
+    rows = [replace(ROW, ours=value) for value in (131072.0, 1.2345678, "text", math.inf, -3, 1e13)]
+    shown = show.columns(rows)["ours"]
+    assert shown == ["131072", "1.2346", "text", "inf", "-3", "1e+13"]
 
 
 class Items:

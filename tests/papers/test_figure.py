@@ -129,6 +129,38 @@ def test_points_of_a_source_are_rings_in_the_colour_of_our_curve(drawn: Any) -> 
     assert lines["SPOF"].get_color() != lines["FM"].get_color()
 
 
+def test_intervals_end_where_no_accuracy_can_be(drawn: Any) -> None:
+    x, y, half = (1.0, 2.0, 3.0), (9.0, 50.0, 98.0), (44.0, 5.0, math.inf)
+    lines = [Line(label="bars", x=x, y=y, half=half)]
+    bands = [Line(label="band", x=x, y=y, half=(*half[:2], 30.0), band=True)]
+    made = drawn(
+        Panel(title="bars", x_label="epoch", y_label="accuracy %", lines=lines),
+        Panel(title="band", x_label="epoch", y_label="best accuracy %", lines=bands),
+        Panel(title="other", x_label="epoch", y_label="points", lines=lines),
+    )
+    bars, band, other = made.axes
+    segments = bars.containers[0][2][0].get_segments()
+    assert [one[:, 1].tolist() for one in segments[:2]] == [[0.0, 53.0], [45.0, 55.0]]
+    (shade,) = band.collections
+    values = shade.get_paths()[0].vertices[:, 1]
+    assert (values.min(), values.max()) == (0.0, 100.0)
+    assert other.containers[0][2][0].get_segments()[0][:, 1].tolist() == [-35.0, 53.0]
+    # Between whole epochs there is none to be named.
+    assert all(float(tick).is_integer() for tick in bars.get_xticks())
+
+
+def test_an_image_with_places_has_axes(drawn: Any) -> None:
+    image = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    known = Panel(title="a", x_label="x", y_label="y", image=image, extent=(0.0, 2.0, 10.0, 20.0))
+    made = drawn(known, Panel(title="b", image=image))
+    with_axes, without = (axes for axes in made.axes if axes.images)
+    assert (with_axes.get_xlabel(), with_axes.get_ylabel()) == ("x", "y")
+    assert tuple(with_axes.images[0].get_extent()) == (-0.5, 2.5, 5.0, 25.0)
+    assert with_axes.images[0].origin == "lower"
+    assert with_axes.axison
+    assert not without.axison
+
+
 def test_boxes_of_a_long_chain_leave_room_for_their_arrows(drawn: Any) -> None:
     made = drawn(Panel(title="chain", boxes=CHAIN), Panel(title="map", image=[[0.0, 1.0]]))
     assert made.get_size_inches()[0] > 2 * 6

@@ -16,12 +16,13 @@ from dpkern import cli
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, ResultCache, data_cache, data_roots, reproduce, runner
 from dpkern.papers.directional import cases as directional
+from dpkern.papers.directional import training as directional_training
 from dpkern.papers.figure import Line, Panel
 from dpkern.papers.gredp import cells, training
 from dpkern.papers.gredp.published import DROPS, EXPERIMENTS, METHODS, SAME, VARIED_AT
 from dpkern.papers.result import Result
 from dpkern.papers.seeded import WITHOUT_PRIVACY, Control, with_controls
-from dpkern.papers.verdict import UNDECIDED
+from dpkern.papers.verdict import FAILS, UNDECIDED
 from dpkern.privacy import accounting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,6 +196,7 @@ def test_accuracies_are_judged_at_the_sources_sizes_only(
 ) -> None:
     """Fewer rows, other files, another length, batch or rate decide nothing."""
     pytest.importorskip("dp_accounting")
+    runs.free = 98.0
 
     def open_reasons(**more: Any) -> set[str]:
         asked = ItemRequest(quick=False, data=f"mnist={mnist}", seeds=5, **more)
@@ -253,6 +255,44 @@ def test_the_control_says_where_private_runs_cannot_be_the_sources() -> None:
         "D without privacy: 88.0 % (printed 98.72), below the 88.8 % that a control must reach",
     ]
     assert [one.passed for one in controls] == [True, True, True, False, False]
+
+    short = "without privacy this rate and length reach 94.9 %, 98.72 are printed"
+    assert controls[0].shortfall.startswith(short)
+    assert [bool(one.shortfall) for one in controls] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("free", "words"), [(91.0, "without privacy this rate"), (98.6, "")])
+def test_printed_accuracies_are_not_judged_by_a_rate_that_is_not_the_sources(
+    free: float, words: str, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setattr(cells, "QUICK_ROWS", 60)
+    monkeypatch.setattr(cells.TrainedCell, "hindrance", "")
+    runs.free = free
+    monkeypatch.setattr(ItemRequest, "genuine", lambda self, kind: True)
+    found = reproduce("gredp", "table1", ItemRequest(quick=True, seeds=5)).verdicts
+    of_what = {one.claim: one for one in found if "accuracy" in one.claim}
+    private = of_what["LeNet-5, GReDP, claimed epsilon 1: accuracy 96.5 %"]
+    assert private.verdict == (UNDECIDED if words else FAILS)
+    assert private.reason.startswith(words)
+    # What is printed of the control itself is judged as it is.
+    plain = of_what["LeNet-5, plain, claimed epsilon 1: accuracy 98.72 %"]
+    assert plain.verdict != UNDECIDED
+
+
+def test_quick_runs_take_the_data_set_that_was_named() -> None:
+    cifar = ItemRequest(quick=True, data="cifar10=folder")
+    assert training._available(cifar) == ("ResNet-20",)
+    assert directional_training._names(cifar) == ("CIFAR-10",)
+    assert training._available(ItemRequest(quick=True)) == ("LeNet-5",)
+    both = ItemRequest(quick=False, data="svhn=a,mnist=b")
+    assert directional_training._names(both) == ("MNIST", "SVHN")
+
+
+def test_a_row_names_the_start_that_adaclip_was_asked_for() -> None:
+    asked = ItemRequest(numbers=(("adaclip_start", 0.5),))
+    assert directional.shown(directional.ADACLIP_TRAINS, asked) == "AdaClip, scales start at 0.5"
+    assert directional.shown(directional.ADACLIP, asked) == "AdaClip"
 
 
 def test_an_autoencoder_must_beat_the_best_constant_output() -> None:

@@ -25,6 +25,8 @@ from dpkern.papers.spof import setting as spof
 from dpkern.papers.verdict import FAILS, UNDECIDED, exact, of_epsilon
 
 SIZED = catalogue.SIZED
+FORMULAS = {("pnsgd", item) for item in ("table", "rules", "bound", "plot")}
+"""Items with a budget and without training."""
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -39,7 +41,7 @@ def labels(paper: str, item: str, **options: Any) -> list[str]:
     ("paper", "item"),
     sorted(
         pair
-        for pair in catalogue.SIZED["epsilon"] - catalogue.NEEDS_WEIGHTS
+        for pair in catalogue.SIZED["epsilon"] - catalogue.NEEDS_WEIGHTS - FORMULAS
         if pair[1] not in ("fig5", "comparison")
     ),
 )
@@ -82,11 +84,31 @@ def test_every_number_of_a_protocol_reaches_the_runs(pair: tuple[str, str], name
     assert changed != source
 
 
-@pytest.mark.parametrize("pair", sorted(catalogue.SIZED["delta"] - catalogue.NEEDS_WEIGHTS))
+@pytest.mark.parametrize(
+    "pair", sorted(catalogue.SIZED["delta"] - catalogue.NEEDS_WEIGHTS - FORMULAS)
+)
 def test_another_delta_reaches_the_runs(pair: tuple[str, str]) -> None:
     pytest.importorskip("dp_accounting")
     source, other = (planned(pair, delta=delta).pieces for delta in (None, 1e-7))
     assert [dict(piece.key) for piece in source] != [dict(piece.key) for piece in other]
+
+
+@pytest.mark.parametrize("pair", sorted(FORMULAS))
+def test_formulas_have_the_budget_that_was_asked_for(pair: tuple[str, str]) -> None:
+    pytest.importorskip("dp_accounting")
+    asked = {"epsilon": (2.5,), "delta": 1e-7}
+    usual, other, less = (
+        planned(pair, **options).result for options in ({}, asked, {**asked, "delta": 1e-8})
+    )
+    assert usual is not None
+    assert other is not None
+    assert less is not None
+    assert {row.epsilon_claimed for row in other.rows} <= {2.5, None}
+    assert [row.ours for row in usual.rows] != [row.ours for row in other.rows]
+    assert [row.ours for row in other.rows] != [row.ours for row in less.rows]
+    # What is claimed is claimed of every budget.
+    assert len(other.verdicts) == len(usual.verdicts)
+    assert [one.verdict for one in other.verdicts] == [one.verdict for one in usual.verdicts]
 
 
 def test_numbers_that_no_item_has_are_refused(
@@ -97,12 +119,25 @@ def test_numbers_that_no_item_has_are_refused(
         ("constant", "set: expected NAME=NUMBER"),
         ("constant=a", "set: expected NAME=NUMBER"),
         ("code=1.5", "code: expected an integer >= 1, got 1.5"),
+        ("code=nan", "code: expected an integer >= 1, got nan"),
+        ("constant=nan", "constant: expected a finite number >= 0"),
+        ("constant=-1", "constant: expected a finite number >= 0"),
+        ("sensor_noise=inf", "sensor_noise: expected a finite number > 0"),
     ):
         call = ["reproduce", "spof", "fig3", "--quick", "--set", text, "--out", str(tmp_path / "x")]
         assert cli.main(call) == cli.REFUSED
         assert said in " ".join(capsys.readouterr().err.split())
     with pytest.raises(InvalidInput, match="this item has no such number"):
         catalogue.reproduce("pnsgd", "table", ItemRequest(numbers=(("c", 1.0),)))
+    for name, value in (("momentum", 1.0), ("momentum", -0.1)):
+        with pytest.raises(InvalidInput, match="momentum"):
+            numbers.check([("comparison", "")], ((name, value),))
+    shares = (("relevance_share", 0.6), ("label_share", 0.5))
+    with pytest.raises(InvalidInput, match=r"inputs get the rest, got 1\.1"):
+        numbers.check([("adlm", "fig4")], shares)
+    with pytest.raises(InvalidInput, match="inputs get the rest"):
+        numbers.check([("adlm", "released")], (("relevance_share", 0.5),))
+    numbers.check([("adlm", "fig4")], (("relevance_share", 0.6),))
     with pytest.raises(InvalidInput, match="every name once"):
         numbers.read(["code=1", "code=2"])
     assert cli.main(["reproduce", "gredp", "table1", "--delta", "0"]) == cli.REFUSED
@@ -166,7 +201,7 @@ def test_epsilons_that_are_none_are_refused(text: str, capsys: pytest.CaptureFix
         ("directional", "fig6", "max_grad_norm", 1.0),
         ("spof", "rates", "lr", 0.1),
         ("spof", "released", "epsilon", (1.0,)),
-        ("pnsgd", "table", "epsilon", (1.0,)),
+        ("ldp", "channels", "epsilon", (1.0,)),
         ("spof", "fig4", "max_grad_norm", 1.0),
     ],
 )

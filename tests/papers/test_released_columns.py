@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from dpkern.base.json import plain
 from dpkern.objective.adlm import ARCHITECTURES
 from dpkern.objective.adlm_data import Labelled
-from dpkern.papers import spectral_released
+from dpkern.papers import ItemRequest, reproduce, spectral_released
 from dpkern.papers.adlm import columns, released
 from dpkern.papers.adlm.released import FIRST, LAST, ReleasedVersion
+from dpkern.papers.pieces import CachedRun
+from dpkern.papers.runner import ItemPlanned
 from dpkern.privacy import accounting
 from dpkern.privacy.mechanisms import Site
 
@@ -157,6 +162,21 @@ def test_spectral_columns_certify_what_they_are() -> None:
     fixed = {**run, "sampling": "fixed", "dataset_size": 1000}
     found = accounting.certify(open_bins.plan([conv.shape]), **fixed)
     assert math.isinf(found.epsilon)
+
+
+def test_columns_stand_at_every_epsilon_and_share_their_controls() -> None:
+    pytest.importorskip("dp_accounting")
+    pieces: list[CachedRun] = []
+    request = ItemRequest(quick=True, rows=600, epsilon=(0.5, 2.0), planned=pieces)
+    with pytest.raises(ItemPlanned):
+        reproduce("adlm", "released", request)
+    # Two runs without noise, and five columns at each epsilon.
+    assert len(pieces) == 2 + 5 * 2
+    assert len({json.dumps(plain(dict(piece.key)), sort_keys=True) for piece in pieces}) == 12
+    assert columns.EPSILONS == (0.5, 2.0)
+    numbers: dict[tuple[str, float], dict[str, Any]]
+    numbers = {("a", 0.5): {}, ("a", 2.0): {"x": 1}, ("free", math.inf): {}}
+    assert columns._at(numbers, 2.0) == {"a": {"x": 1}, "free": {}}
 
 
 def test_differences_of_the_released_code() -> None:

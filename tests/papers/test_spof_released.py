@@ -13,7 +13,14 @@ import torch
 from dpkern.base.errors import InvalidInput
 from dpkern.papers import ItemRequest, reproduce
 from dpkern.papers.intervals import Interval
-from dpkern.papers.spof import protocol_corrected, protocol_verdicts, raw_results
+from dpkern.papers.pieces import CachedRun
+from dpkern.papers.runner import ItemPlanned
+from dpkern.papers.spof import (
+    protocol_constants,
+    protocol_corrected,
+    protocol_verdicts,
+    raw_results,
+)
 from dpkern.papers.spof.protocol_runs import (
     NOISY_SPOF,
     TABLE,
@@ -276,6 +283,65 @@ def test_a_run_that_overflowed_is_left_out_of_the_gain() -> None:
         ReleasedMethod(name=DPSGD): found(0.8, 0.8),
     }
     assert protocol_verdicts._gain(both, 0.0, 6).mean == pytest.approx(12.5)
+
+
+def test_stored_sweeps_are_read_and_broken_ones_are_refused(tmp_path: Path) -> None:
+    table = {"nonprivate": {"by_epsilon_index": {"0": [0.5, 0.6]}}}
+    sweep = {
+        "commit": "0123456789",
+        "c": [0, 2.5],
+        "mean_accuracy": [0.6, 0.9],
+        "runs_per_point": 3,
+    }
+    content: dict[str, object] = {"accuracy": table, "seconds": table, "c_sweep": [sweep]}
+    (tmp_path / raw_results.FILE).write_text(json.dumps(content))
+    raw = raw_results.load(tmp_path)
+    assert raw is not None
+    (found,) = raw.sweeps
+    assert (found.commit, found.runs, dict(found.accuracy)) == ("01234567", 3, {0: 0.6, 2.5: 0.9})
+    for broken in ({**sweep, "c": [0]}, {**sweep, "mean_accuracy": [0.6, math.nan]}, {"c": []}):
+        (tmp_path / raw_results.FILE).write_text(json.dumps({**content, "c_sweep": [broken]}))
+        with pytest.raises(InvalidInput, match=raw_results.FILE):
+            raw_results.load(tmp_path)
+
+
+def test_a_flat_sweep_is_said_to_be_that_of_a_constant() -> None:
+    def runs(accuracy: float, spread: float) -> ProtocolRuns:
+        values, spreads = (dict.fromkeys(EPSILONS, [one] * 5) for one in (accuracy, spread))
+        return ProtocolRuns(accuracy=values, mean=values, spread=spreads, curve=())
+
+    raw = raw_results.RawResults({}, {})
+    where = Protocol(rows=some_rows(50), copies=(2,), runs=5, data="own", raw=raw)
+    swept = (0.0, 2.5, 5.0)
+    column = [ReleasedMethod(name=SPOF, shift=c) for c in swept]
+
+    def judged(last: float) -> Verdict:
+        found = dict(zip(column, [runs(0.6, 0.1), runs(0.9, 1e-5), runs(last, 1e-5)], strict=True))
+        return protocol_constants._flat(where, swept, column, found)
+
+    flat = judged(0.9)
+    assert (flat.verdict, flat.ours) == (HOLDS, 0.0)
+    assert flat.reason.startswith("at c 2.5, 5 every run gives all records the same output")
+    assert judged(0.95).verdict == FAILS
+    few = protocol_constants._flat(
+        replace(where, runs=2), swept, column, dict.fromkeys(column, runs(0.9, 0.1))
+    )
+    assert few.verdict == UNDECIDED
+
+
+def test_every_constant_of_the_sweep_reaches_its_runs() -> None:
+    pytest.importorskip("dp_accounting")
+    pieces: list[CachedRun] = []
+    with pytest.raises(ItemPlanned):
+        reproduce("spof", "released-fig2", ItemRequest(quick=False, seeds=1, planned=pieces))
+    assert [piece.key["method"]["shift"] for piece in pieces] == [*protocol_constants.CONSTANTS] * 2
+    # The run at the printed constant is that of figure 3.
+    other: list[CachedRun] = []
+    with pytest.raises(ItemPlanned):
+        reproduce("spof", "released", ItemRequest(quick=False, seeds=1, planned=other))
+    keys = [dict(piece.key) for piece in other]
+    assert sum(dict(piece.key) in keys for piece in pieces) == 2
+    assert len({piece.label for piece in pieces}) == len(pieces)
 
 
 @pytest.mark.slow

@@ -25,6 +25,14 @@ def test_a_number_is_judged_by_the_interval_of_our_mean(printed: float, says: st
     assert (other.verdict, other.reason) == (UNDECIDED, "other data")
 
 
+def test_a_number_that_is_reached_may_be_passed() -> None:
+    above = of_number("c", 85.0, interval(RUNS), 5, unit="%", at_least=True)
+    assert (above.verdict, above.reason) == (HOLDS, "the interval is above the printed number")
+    assert of_number("c", 85.0, interval(RUNS), 5, unit="%").verdict == FAILS
+    assert of_number("c", 95.0, interval(RUNS), 5, unit="%", at_least=True).verdict == FAILS
+    assert of_number("c", 85.0, interval(RUNS[:2]), 2, unit="%", at_least=True).verdict == UNDECIDED
+
+
 def test_an_order_is_judged_by_paired_differences() -> None:
     lower = [value - 1 + 0.01 * place for place, value in enumerate(RUNS)]
     assert of_order("c", RUNS, lower, unit="points").verdict == HOLDS

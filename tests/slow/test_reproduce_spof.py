@@ -148,9 +148,10 @@ def compared(small: ItemRequest) -> Result:
 
 def test_comparison(compared: Result) -> None:
     printed = {row.quantity: row.published for row in compared.rows if row.published is not None}
-    assert printed["training time saved, %"] == 57.2
+    assert printed["training time saved, %"] == "57.2 on other data (fitbit)"
     gains = [row for row in compared.rows if row.quantity.startswith("mean gain")]
-    assert [row.published for row in gains if row.published] == [2.90, 3.52]
+    said = ["2.9 on other data (fitbit)", "3.52 on other data (fitbit)"]
+    assert [row.published for row in gains if row.published] == said
     assert {row.quantity for row in gains if row.published} == {"mean gain, % of DP-SGD's mean"}
     assert all(row.seeds == 2 * len(FEW) and row.spread for row in gains)
     (saved,) = numbers(compared, "operations saved, %").values()
@@ -187,7 +188,7 @@ def test_sweeps_of_the_constant_and_the_rate(small: ItemRequest) -> None:
     result = reproduce("spof", "fig2", small)
     plateaus = [row for row in result.rows if row.quantity == "plateau begins at c"]
     assert len(plateaus) == 4
-    assert {row.published for row in plateaus} == {"near 2.5"}
+    assert {row.published for row in plateaus} == {"near 2.5 on other data (fitbit)"}
     flat = [row.ours for row in result.rows if "takes no constant" in row.setting]
     assert len(flat) == 2
     rates = reproduce("spof", "rates", small)
@@ -201,6 +202,14 @@ def found(name: str, accuracy: tuple[float, ...], diverged: int = 0) -> Found:
     )  # fmt: skip
 
 
+def test_a_table_of_the_authors_name_is_not_theirs(tmp_path: Path) -> None:
+    path = tmp_path / TABLE
+    path.write_text("steps,hours\n1,2\n3,4\n5,6\n7,8\n9,10\n")
+    where = training.experiment(ItemRequest(quick=True, data=str(path), rows=5, seeds=2))
+    assert not where.of_the_source
+    assert where.beside(2.9) == "2.9 on other data (fitbit)"
+
+
 def test_gains_are_taken_run_by_run() -> None:
     cells = {Cell(name=OURS, epsilon=e): found(OURS, (50.0 + e, 70.0 + e)) for e in FEW} | {
         Cell(name=BASELINE, epsilon=e): found(BASELINE, (49.0, 69.0)) for e in FEW
@@ -210,9 +219,18 @@ def test_gains_are_taken_run_by_run() -> None:
     assert interval(gains).half == 0.0
 
 
-def test_a_gain_that_most_runs_did_not_live_to_see_is_no_gain(small: ItemRequest) -> None:
+def test_a_gain_that_most_runs_did_not_live_to_see_is_no_gain(
+    small: ItemRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = training.experiment(small)
     real = replace(where, records=replace(where.records, source=TABLE), runs=6)
+    monkeypatch.setattr(training, "is_authors_table", lambda path: path.name == TABLE)
+    short = training_verdicts.hindrance(real, {}, 0.0)
+    assert short == "12 records of each user, 18240 in the source"
+    monkeypatch.setattr(training_verdicts, "SOURCE_ROWS", 12)
+    clipped = replace(real, clip=1.0)
+    assert training_verdicts.hindrance(clipped, {}, 0.0) == "clip 1 instead of 4"
+    assert training_verdicts.hindrance(real, {}, 0.0) == ""
     own = replace(where, records=replace(where.records, synthetic=False, source="own.csv"), runs=6)
     accuracy = (52.0, 52.1, 51.9, 52.0, 52.1, 51.9)
     other = (50.0, 50.0, 50.0, 50.0, 50.0, 50.0)

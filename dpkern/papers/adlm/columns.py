@@ -1,5 +1,7 @@
 """Item of AdLM in three columns: as printed, as its released code runs it, corrected.
 
+Columns stand at both epsilons whose curves over the epochs figure 4 prints.
+
 The released code has two columns, one for each end of what it did with the noise of labels, and two
 controls: without any noise, and with the printed draw for every record in the place of one that the
 batch shares.
@@ -43,8 +45,8 @@ from .training import (
     with_control,
 )
 
-EPSILON, QUICK_EPSILON = 0.5, 2.0
-"""The smaller epsilon whose curve figure 4 prints; quick runs take one that leaves a signal."""
+EPSILONS, QUICK_EPSILONS = MNIST.curves, (2.0,)
+"""Those whose curves figure 4 prints; quick runs take the one that leaves a signal."""
 QUICK_RATE, QUICK_EPOCHS = 3e-3, 20
 """Few records need a larger rate and more epochs; the authors took 80,001 steps."""
 LEAST_BATCH = 2
@@ -57,7 +59,11 @@ CONTROLS = {
     "released code, without any noise": ReleasedVersion(noise=False),
     "released code, a draw for each record": ReleasedVersion(shared=False),
 }
+NOISELESS = (PLAIN, *(name for name, version in CONTROLS.items() if not version.noise))
 NAMES = ("printed", "released, first", "released, last", "corrected")
+
+Numbers = Mapping[tuple[str, float], Mapping[str, Any]]
+"""Numbers of the runs by column and epsilon, which is infinite where nothing has noise."""
 
 NOTES = (
     "printed and corrected: network, rate and batches as in figure 4 here; released code: its own "
@@ -74,7 +80,7 @@ NOTES = (
 
 
 def columns(request: ItemRequest) -> Result:
-    """Train AdLM as printed, as released in two versions, and corrected, at one epsilon."""
+    """Train AdLM as printed, as released in two versions, and corrected, at figure 4's epsilons."""
     here = adlm_world.world(MNIST, request)
     if here.batch < LEAST_BATCH:
         raise InvalidInput(
@@ -84,33 +90,30 @@ def columns(request: ItemRequest) -> Result:
             got=f"{here.batch} of {len(here.private.x)} records",
             remedy="Pass more --rows, and a --batch-size of 2 at least.",
         )
-    epsilon = request.one_epsilon(QUICK_EPSILON if request.quick else EPSILON)
+    epsilons = request.epsilons(QUICK_EPSILONS if request.quick else EPSILONS)
     seeds = request.repeats(2 if request.quick else 5)
+    names = (AS_PRINTED, *RELEASED, CORRECTED, PLAIN, *CONTROLS)
+    cells = [
+        (name, epsilon)
+        for epsilon in (*epsilons, math.inf)
+        for name in names
+        if (name in NOISELESS) == math.isinf(epsilon)
+    ]
     theirs = {**RELEASED, **CONTROLS}
     with adlm_world.one_thread():
-        found = trained(
-            request,
-            [
-                partial(piece, here, request, PLAIN, math.inf),
-                *(partial(piece, here, request, name, epsilon) for name in (AS_PRINTED, CORRECTED)),
-                *(partial(_piece, here, request, name, epsilon) for name in theirs),
-            ],
-            seeds,
-        )
-    numbers = dict(zip([PLAIN, AS_PRINTED, CORRECTED, *theirs], found, strict=True))
-    noiseless = (PLAIN, *(name for name, version in theirs.items() if not version.noise))
-    rows = [
-        row("released", here, name, math.inf if name in noiseless else epsilon, numbers[name])
-        for name in (AS_PRINTED, *RELEASED, CORRECTED, PLAIN, *CONTROLS)
-    ]
-    for name in numbers:
-        of_it = numbers[name]
-        of_what = math.inf if name in noiseless else epsilon
-        rows += earlier("released", here, name, of_what, of_it)
-    rows += _differences(here, request, epsilon)
+        makers = [
+            partial(_piece if name in theirs else piece, here, request, name, epsilon)
+            for name, epsilon in cells
+        ]
+        numbers = dict(zip(cells, trained(request, makers, seeds), strict=True))
+    rows = [row("released", here, *cell, of_it) for cell, of_it in numbers.items()]
+    for cell, of_it in numbers.items():
+        rows += earlier("released", here, *cell, of_it)
+    for epsilon in epsilons:
+        rows += _differences(here, request, epsilon)
     settings = {
         "quick": request.quick,
-        "epsilon": epsilon,
+        "epsilons": epsilons,
         "seeds": seeds,
         "epochs": here.epochs,
         "released_epochs": _epochs(request, here),
@@ -123,12 +126,20 @@ def columns(request: ItemRequest) -> Result:
         item="released",
         title="printed, released, corrected",
         rows=rows,
-        panels=_panels(numbers, epsilon),
+        panels=[panel for epsilon in epsilons for panel in _panels(_at(numbers, epsilon), epsilon)],
         notes=NOTES,
         settings=settings,
-        verdicts=_verdicts(here, numbers, epsilon, _shares(request)[2]),
+        verdicts=[
+            *_labels(here, epsilons[0], _shares(request)[2]),
+            *(one for e in epsilons for one in _verdicts(here, _at(numbers, e), e)),
+        ],
     )
-    return with_control(result, here, numbers[PLAIN])
+    return with_control(result, here, numbers[PLAIN, math.inf])
+
+
+def _at(numbers: Numbers, epsilon: float) -> dict[str, Mapping[str, Any]]:
+    """Return the numbers at one epsilon by name, with those of runs that have no noise."""
+    return {name: of_it for (name, of), of_it in numbers.items() if of in (epsilon, math.inf)}
 
 
 def _epochs(request: ItemRequest, here: ExperimentSetup) -> int:
@@ -164,7 +175,11 @@ def _piece(
     }
 
     def compute(on_step: OnStep) -> Mapping[str, Any]:
-        relevance = _relevance(here, request, epsilon)
+        relevance = (
+            _relevance(here, request, epsilon)
+            if version.noise
+            else torch.zeros(here.private.features, dtype=torch.float64)
+        )
         each = [
             code.train(
                 version,
@@ -216,6 +231,7 @@ def _differences(
     here: ExperimentSetup, request: ItemRequest, epsilon: float
 ) -> list[ComparisonRow]:
     """Return the scales of the noise, a row for each column."""
+    at = f"epsilon {shown_bound(epsilon)}"
     printed, corrected = (mechanism(here, name, epsilon) for name in (AS_PRINTED, CORRECTED))
     shares = torch.ones(here.private.features, dtype=torch.float64)
     equal = printed.input_scales(shares), corrected.input_scales(shares)
@@ -231,7 +247,7 @@ def _differences(
     rows = [
         ComparisonRow(
             item="released",
-            setting=name,
+            setting=f"{name}, {at}",
             quantity="scale of an input's noise at equal shares / range of an input",
             ours=scale,
         )
@@ -248,7 +264,7 @@ def _differences(
     rows += [
         ComparisonRow(
             item="released",
-            setting=name,
+            setting=f"{name}, {at}",
             quantity="releases of a record's input",
             ours=count,
             note=note,
@@ -258,7 +274,7 @@ def _differences(
     rows += [
         ComparisonRow(
             item="released",
-            setting=name,
+            setting=f"{name}, {at}",
             quantity="scale of a label's noise that training sees",
             ours=scale,
         )
@@ -297,11 +313,24 @@ def _panels(numbers: Mapping[str, Mapping[str, Any]], epsilon: float) -> list[Pa
     ]
 
 
+def _labels(here: ExperimentSetup, epsilon: float, label_share: float) -> list[Verdict]:
+    """Judge that the first version's labels are perturbed."""
+    return [
+        exact(
+            "released code, no label noise: labels are perturbed",
+            False,
+            unit=f"scale of the noise that training sees, epsilon {shown_bound(epsilon)}",
+            published=code.label_scale(
+                here.private.classes, here.architecture.hidden, label_share * epsilon
+            ),
+            ours=0.0,
+            reason="the noise that is drawn is never fed; what is fed is that of the test, 0",
+        )
+    ]
+
+
 def _verdicts(
-    here: ExperimentSetup,
-    numbers: Mapping[str, Mapping[str, Any]],
-    epsilon: float,
-    label_share: float,
+    here: ExperimentSetup, numbers: Mapping[str, Mapping[str, Any]], epsilon: float
 ) -> list[Verdict]:
     first, last = (numbers[name] for name in RELEASED)
     each, shared = (
@@ -321,18 +350,6 @@ def _verdicts(
         )
         for labels in (FIRST, LAST)
     ]
-    made.append(
-        exact(
-            "released code, no label noise: labels are perturbed",
-            False,
-            unit="scale of the noise that training sees",
-            published=code.label_scale(
-                here.private.classes, here.architecture.hidden, label_share * epsilon
-            ),
-            ours=0.0,
-            reason="the noise that is drawn is never fed; what is fed is that of the test, 0",
-        )
-    )
     printed = PRINTED.get(("MNIST", "AdLM", epsilon))
     if printed is not None:
         made += [
@@ -349,7 +366,8 @@ def _verdicts(
         ]
     made.append(
         exact(
-            "released code: every record of a batch is perturbed by a draw of its own",
+            "released code: every record of a batch is perturbed by a draw of its own, epsilon "
+            f"{shown_bound(epsilon)}",
             False,
             unit="draws of the input noise in a step",
             published=float(here.batch),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from ...base.devices import training_device
 from ...base.threads import torch_threads
 from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
+from ...train import formats
 from ...train.data import Dataset
 from .. import data_cache, data_roots
 from ..runner import ItemRequest
@@ -190,7 +192,8 @@ def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
     usual = experiment.quick_substitute if quick else experiment.substitute
     given = request.root(experiment.kind)
     data = data_cache.load(given or usual)
-    if given is not None and data_roots.read(request.data) is not None:
+    named = data_roots.read(request.data) is not None
+    if given is not None and (named or formats.kind_of(Path(given)) is not None):
         data_roots.check(data, experiment.kind, given)
     if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
         data = _smaller(data, experiment.shrink)

@@ -129,8 +129,7 @@ def _directional(
         mode="published",
         **share,
     )
-    # Only isotropic noise can be pruned here; the shaped one keeps every coordinate.
-    if not asked.pruning or generator == "ours":
+    if not asked.pruning:
         return made
     return Pruned(
         inner=made,
@@ -165,7 +164,8 @@ PLAIN, GAUSSIAN, ADACLIP, ISOTROPIC, OURS = (
     "Ours (w=1)",
     "Ours (1/8)",
 )
-ADACLIP_TRAINS = f"AdaClip, scales start at {ADACLIP_START:g}"
+_STARTS_AT = "AdaClip, scales start at {:g}"
+ADACLIP_TRAINS = _STARTS_AT.format(ADACLIP_START)
 GENERATORS: MappingProxyType[str, Callable[[GeneratorRequest], Mechanism]] = MappingProxyType(
     {
         PLAIN: _plain,
@@ -203,6 +203,12 @@ def setting(
     )
 
 
+def shown(kind: str, request: ItemRequest) -> str:
+    """Return a generator's name in rows and legends: with the start that AdaClip was asked for."""
+    start = request.number("adaclip_start", ADACLIP_START)
+    return _STARTS_AT.format(start) if kind == ADACLIP_TRAINS else kind
+
+
 def cell(
     request: ItemRequest,
     name: str,
@@ -234,8 +240,9 @@ def cell(
         start=request.number("adaclip_start", ADACLIP_START),
     )
     # Without noise no bound and no epsilon changes anything: such runs are shared.
+    label = f"{name}, {shown(kind, request)}, epsilon {shown_bound(epsilon)}"
     return SeededCell(
-        label=f"{name}, {kind}, epsilon {shown_bound(epsilon)}{', ' * bool(what)}{what}",
+        label=label + f", {what}" * bool(what),
         setting=where,
         mechanism=GENERATORS[kind](asked),
         about={"paper": "directional", "model": case.model},

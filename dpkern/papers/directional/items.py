@@ -86,10 +86,13 @@ def fig1(request: ItemRequest) -> Result:
 def _map(surface: utility_subspace.Surface) -> Panel:
     """Draw the cost over both parameters."""
     first, second = surface.names
-    reach = float(surface.offsets[-1])
+    ends = float(surface.offsets[0]), float(surface.offsets[-1])
     return Panel(
-        title=f"cost; down {first}, right {second}, offsets to {reach:.2g}",
+        title=f"cost over {first} and {second}: mean cross-entropy",
+        x_label=f"offset of {second}",
+        y_label=f"offset of {first}",
         image=surface.cost.tolist(),
+        extent=(*ends, *ends),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ...privacy.accounting import shown_bound
 from ..intervals import interval
+from ..result import ComparisonRow
 from ..seeded import SeededRuns
 from ..verdict import Verdict, of_epsilon, of_number, of_order, undecided
 from .cases import ADACLIP, CASES, GAUSSIAN, ISOTROPIC, OURS, PLAIN
@@ -45,6 +46,12 @@ class Trained(Protocol):
     def runs(self) -> SeededRuns: ...
     @property
     def hindrance(self) -> str: ...
+    @property
+    def source_hindrance(self) -> str: ...
+    @property
+    def accuracy_hindrance(self) -> str: ...
+    @property
+    def row(self) -> ComparisonRow: ...
 
 
 def claims(found: Sequence[Trained]) -> list[Verdict]:
@@ -77,8 +84,8 @@ def unperturbed(found: Sequence[Trained]) -> list[Verdict]:
             len(one.runs.last),
             unit="% held out after the last epoch, mean of the runs",
             rounding=0.005,
+            at_least=True,
             hindrance=one.hindrance,
-            reason="learning rate, initial weights and the optimiser are not printed",
         )
         for one in found
         if one.kind == PLAIN
@@ -140,7 +147,8 @@ def numbers(found: Sequence[Trained]) -> list[Verdict]:
                 len(one.runs.last),
                 unit="% held out",
                 rounding=0.005,
-                hindrance=one.hindrance,
+                at_least=True,
+                hindrance=one.accuracy_hindrance,
             )
         )
     one = by_place.get(("SVHN", GAUSSIAN, 5.0))
@@ -151,7 +159,7 @@ def numbers(found: Sequence[Trained]) -> list[Verdict]:
                 [40.0] * len(one.runs.last),
                 one.runs.last,
                 unit="points below 40, mean over the seeds",
-                hindrance=one.hindrance,
+                hindrance=one.accuracy_hindrance,
             )
         )
     gains = [
@@ -194,6 +202,28 @@ def drops(found: Sequence[Trained]) -> list[Verdict]:
                 )
             )
     return verdicts
+
+
+def of_epochs(found: Sequence[Trained]) -> list[Verdict]:
+    """Return the verdicts on figure 3."""
+    return [*claims(found), *unperturbed(found), *orders(found), *drops(found)]
+
+
+def of_epsilons(found: Sequence[Trained]) -> list[Verdict]:
+    """Return the verdicts on figure 4."""
+    return [*claims(found), *orders(found), *numbers(found)]
+
+
+def of_lots_and_pruning(found: Sequence[Trained]) -> list[Verdict]:
+    """Return the verdicts on figure 5, whose last panel is about pruning."""
+    by_lot = [one for one in found if ", lot " in one.row.setting]
+    by_ratio = [one for one in found if ", pruned " in one.row.setting]
+    return [*claims(found), *of_lots(by_lot), *of_small_lots(by_lot), *of_pruning(by_ratio)]
+
+
+def of_bounds(found: Sequence[Trained]) -> list[Verdict]:
+    """Return the verdicts on figure 6."""
+    return [*claims(found), *of_clips(found)]
 
 
 def of_times(times: Mapping[str, float], printed: Mapping[str, float]) -> list[Verdict]:
@@ -239,7 +269,7 @@ def of_small_lots(found: Sequence[Trained]) -> list[Verdict]:
             len(one.runs.last),
             unit="% held out, mean over the seeds",
             rounding=2.5,
-            hindrance=one.hindrance,
+            hindrance=one.accuracy_hindrance,
         )
         for one in found
         if (one.name, one.x) == ("SVHN", 512.0) and one.kind in (OURS, GAUSSIAN)
@@ -247,20 +277,22 @@ def of_small_lots(found: Sequence[Trained]) -> list[Verdict]:
 
 
 def of_pruning(found: Sequence[Trained]) -> list[Verdict]:
-    """Judge that most coordinates may be left out."""
+    """Judge that most coordinates may be left out, but for Ours, which then does not converge."""
     verdicts = []
     for kind in dict.fromkeys(one.kind for one in found):
-        own = [one for one in found if one.kind == kind]
-        last = own[-1]
-        chance = 100 / last.runs.cell.setting.data.classes
+        last = [one for one in found if one.kind == kind][-1]
+        learned = last.runs.last
+        bar = [2 * 100 / last.runs.cell.setting.data.classes] * len(learned)
+        fails = kind == OURS
+        verb, side = ("does not converge", "below") if fails else ("converges", "above")
         verdicts.append(
             of_order(
-                f"{last.name}, {kind}: training converges with {last.x:.0%} of the coordinates "
+                f"{last.name}, {kind}: training {verb} with {last.x:.0%} of the coordinates "
                 "left out",
-                last.runs.last,
-                [2 * chance] * len(last.runs.last),
-                unit="points above twice chance",
-                hindrance=last.hindrance,
+                *((bar, learned) if fails else (learned, bar)),
+                unit=f"points {side} twice chance",
+                # A run that collapsed is one that does not converge.
+                hindrance=last.source_hindrance if fails else last.hindrance,
             )
         )
     return verdicts
@@ -290,8 +322,12 @@ __all__ = [
     "claims",
     "drops",
     "numbers",
+    "of_bounds",
     "of_clips",
+    "of_epochs",
+    "of_epsilons",
     "of_lots",
+    "of_lots_and_pruning",
     "of_pruning",
     "of_small_lots",
     "of_times",

@@ -144,6 +144,7 @@ class TrainedCell:
     row: ComparisonRow
     same_data: bool
     departure: str
+    control: str = ""
 
     @property
     def hindrance(self) -> str:
@@ -152,6 +153,14 @@ class TrainedCell:
             kind = EXPERIMENTS[self.cell.name].kind
             return f"measured on {self.row.data}, not on all of {kind} as published"
         return self.departure or self.runs.spoiled
+
+    @property
+    def accuracy_hindrance(self) -> str:
+        """The same for a printed accuracy, which takes a rate and length that may be the source's.
+
+        ``control`` says why ours are not; training without privacy is judged as it is.
+        """
+        return self.hindrance or ("" if self.cell.method == "plain" else self.control)
 
     def spent(self) -> list[float]:
         """Return the epsilon that is claimed after every epoch."""

@@ -63,7 +63,9 @@ def variance(request: ItemRequest) -> Result:
             )
         )
         lines.append(Line(label=kind, x=range(size), y=found))
-    panel = Panel(title="variance of the real part", x_label="index", y_label="", lines=lines)
+    lines.append(Line(label="printed", x=(0, size - 1), y=(0.5, 0.5), level=True))
+    unit = "variance / (c sigma)^2"
+    panel = Panel(title="variance of the real part", x_label="index", y_label=unit, lines=lines)
     notes = (
         "G5: the printed variance 1/2 holds at generic indices only",
         "+- is half a 95 % interval of the simulated number",

@@ -10,14 +10,16 @@ Source: GReDP, tables I and VIII, figures 3 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...privacy.accounting import shown_bound
 from .. import runner
 from ..result import Line, Panel, Paper, Result
 from ..runner import ItemRequest
 from ..seeded import over, with_controls
+from ..verdict import Verdict
 from . import verdicts
 from .cells import (
     DELTA,
@@ -54,20 +56,22 @@ def _result(
     title: str,
     request: ItemRequest,
     found: Sequence[TrainedCell],
-    panels: Sequence[Panel] = (),
+    panels: Sequence[Panel],
+    judge: Callable[[Sequence[TrainedCell]], list[Verdict]],
 ) -> Result:
     rows = [each.row for each in found]
     names = list(dict.fromkeys(one.cell.name for one in found))
     result = PAPER.result(item, title, rows, panels, quick=request.quick)
-    return with_controls(result, controls(item, names, found, request))
+    free = controls(item, names, found, request)
+    short = {one.name: one.shortfall for one in free}
+    controlled = [replace(one, control=short[one.cell.name]) for one in found]
+    return with_controls(result, free).judged(judge(controlled))
 
 
 def _available(request: ItemRequest) -> tuple[str, ...]:
-    """Return the models whose data were named, all where none were; quick: the first one."""
-    if request.quick:
-        return ("LeNet-5",)
+    """Return the models whose data were named, all where none were; quick: the first of them."""
     named = tuple(name for name, one in EXPERIMENTS.items() if request.root(one.kind) is not None)
-    return named or tuple(EXPERIMENTS)
+    return (named or tuple(EXPERIMENTS))[: 1 if request.quick else None]
 
 
 def _claimed(name: str, method: str, epsilon: float) -> str:
@@ -123,14 +127,15 @@ def table1(request: ItemRequest) -> Result:
         lines += _published(request, name, "published", printed)
         methods = ("plain", "DP-SGD", "Spectral-DP", "GReDP", "what it is")
         panels.append(Panel(title=name, y_label="accuracy %", lines=lines, names=methods))
-    result = _result("table1", "accuracy from scratch", request, found, panels)
-    return result.judged(verdicts.of_table(found))
+    title = "accuracy from scratch"
+    return _result("table1", title, request, found, panels, verdicts.of_table)
 
 
 def by_epsilon(request: ItemRequest) -> Result:
     """Reproduce accuracy over the claimed epsilon (text, table VIII at clipping norm 1)."""
     chosen, epsilons = _available(request), request.epsilons(EPSILONS)
-    pairs = [("LeNet-5", "GReDP")] if request.quick else [p for p in BY_EPSILON if p[0] in chosen]
+    of_quick = ("GReDP",) if request.quick else METHODS
+    pairs = [p for p in BY_EPSILON if p[0] in chosen and p[1] in of_quick]
     cells = [
         AccuracyCell(
             name=name,
@@ -142,15 +147,19 @@ def by_epsilon(request: ItemRequest) -> Result:
         for name, method in pairs
         for epsilon in epsilons
     ]
-    found, lines = trained("by-eps", cells, request), []
+    found = trained("by-eps", cells, request)
+    # A panel for each model, so that one whose control fails is not drawn.
+    lines: dict[str, list[Line]] = {name: [] for name, _ in pairs}
     for index, (name, method) in enumerate(pairs):
         own = found[index * len(epsilons) : (index + 1) * len(epsilons)]
-        lines.append(over(f"{name} {method}, ours", epsilons, [one.runs for one in own]))
+        lines[name].append(over(method, epsilons, [one.runs for one in own]))
         points = _by_epsilon(name, method)
-        lines += _published(request, name, f"{name} {method}, published", points)
-    panel = Panel(title="accuracy", x_label="claimed epsilon", y_label="%", lines=lines)
-    result = _result("by-eps", "accuracy over epsilon", request, found, [panel])
-    return result.judged(verdicts.of_table(found))
+        lines[name] += _published(request, name, f"{method}, published", points)
+    panels = [
+        Panel(title=name, x_label="claimed epsilon", y_label="accuracy %", lines=own)
+        for name, own in lines.items()
+    ]
+    return _result("by-eps", "accuracy over epsilon", request, found, panels, verdicts.of_table)
 
 
 def table8(request: ItemRequest) -> Result:
@@ -188,8 +197,8 @@ def table8(request: ItemRequest) -> Result:
             lines += _published(request, name, f"clip {clip:g}, published", points)
         axis = "claimed epsilon"
         panels.append(Panel(title=name, x_label=axis, y_label="accuracy %", lines=lines))
-    result = _result("table8", "GReDP over the clipping norm", request, found, panels)
-    return result.judged([*verdicts.claims(found), *verdicts.accuracies(found)])
+    title = "GReDP over the clipping norm"
+    return _result("table8", title, request, found, panels, verdicts.of_clipping)
 
 
 def fig3(request: ItemRequest) -> Result:
@@ -213,8 +222,7 @@ def fig3(request: ItemRequest) -> Result:
     found, panels = trained("fig3", cells, request), []
     for name in dict.fromkeys(cell.name for cell in cells):
         panels += _dynamics(request, name, [one for one in found if one.cell.name == name])
-    result = _result("fig3", "training dynamics", request, found, panels)
-    return result.judged([*verdicts.of_table(found), *verdicts.dynamics(found)])
+    return _result("fig3", "training dynamics", request, found, panels, verdicts.of_dynamics)
 
 
 def _dynamics(request: ItemRequest, name: str, found: Sequence[TrainedCell]) -> list[Panel]:
@@ -260,8 +268,8 @@ def fig4(request: ItemRequest) -> Result:
             )
     found = trained("fig4", cells, request)
     panels = _beside(request, [float(batch) for batch in BATCHES], found, "batch size")
-    result = _result("fig4", "batch size", request, found, panels)
-    return result.judged(verdicts.of_figures(found, "the batch size", DROPS))
+    judge = partial(verdicts.of_figures, what="the batch size", printed=DROPS)
+    return _result("fig4", "batch size", request, found, panels, judge)
 
 
 def fig5(request: ItemRequest) -> Result:
@@ -284,12 +292,13 @@ def fig5(request: ItemRequest) -> Result:
     ]
     found = trained("fig5", cells, request)
     panels = _beside(request, list(RATES), found, "learning rate")
-    result = _result("fig5", "learning rate", request, found, panels)
+    drops = {"LeNet-5": RATES[0.001] - RATES[0.1]}
+    judge = partial(verdicts.of_figures, what="the learning rate", printed=drops)
+    result = _result("fig5", "learning rate", request, found, panels, judge)
     note = 'the source prints "0.01" a second time for 80.18'
     last = factor * max(RATES)
     rows = [replace(one.row, note=note) if one.cell.lr == last else one.row for one in found]
-    drops = {"LeNet-5": RATES[0.001] - RATES[0.1]}
-    return replace(result, rows=rows).judged(verdicts.of_figures(found, "the learning rate", drops))
+    return replace(result, rows=rows)
 
 
 def _beside(

@@ -28,7 +28,7 @@ def accuracies(found: Sequence[TrainedCell]) -> list[Verdict]:
             len(one.runs.last),
             unit=UNIT,
             rounding=0.005,
-            hindrance=one.hindrance,
+            hindrance=one.accuracy_hindrance,
             reason="epochs, initial weights and preprocessing are not printed (G8)",
         )
         for one in found
@@ -96,6 +96,16 @@ def of_table(found: Sequence[TrainedCell]) -> list[Verdict]:
     return [*claims(found), *orders(found), *accuracies(found)]
 
 
+def of_clipping(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Return the verdicts on a table over the clipping norm."""
+    return [*claims(found), *accuracies(found)]
+
+
+def of_dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
+    """Return the verdicts on figure 3."""
+    return [*of_table(found), *dynamics(found)]
+
+
 def dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
     """Judge what the text reads off figure 3: accuracies early in a run, epochs to an accuracy."""
     last = {(one.cell.name, one.cell.method): one for one in found if one.cell.epsilon == VARIED_AT}
@@ -115,7 +125,7 @@ def dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
                     len(early),
                     unit=f"{UNIT}, after epoch {epoch + 1}, epsilon {shown_bound(spent[epoch])}",
                     rounding=0.005,
-                    hindrance=one.hindrance,
+                    hindrance=one.accuracy_hindrance,
                 )
             )
     for (method, accuracy), epochs in PASSES.items():
@@ -131,7 +141,7 @@ def dynamics(found: Sequence[TrainedCell]) -> list[Verdict]:
                     len(needed),
                     unit="epochs, mean of the runs",
                     rounding=0.5,
-                    hindrance=one.hindrance or never,
+                    hindrance=one.accuracy_hindrance or never,
                 )
             )
     return verdicts
@@ -173,4 +183,14 @@ def of_figures(
     return [*fallen, *claims(found), *accuracies(found)]
 
 
-__all__ = ["accuracies", "claims", "dynamics", "falls", "of_figures", "of_table", "orders"]
+__all__ = [
+    "accuracies",
+    "claims",
+    "dynamics",
+    "falls",
+    "of_clipping",
+    "of_dynamics",
+    "of_figures",
+    "of_table",
+    "orders",
+]

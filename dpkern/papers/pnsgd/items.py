@@ -43,13 +43,18 @@ PAPER = Paper(
 )
 
 
+def budget(request: ItemRequest) -> tuple[float, float]:
+    """Return the epsilon and delta that noise is computed for."""
+    return request.one_epsilon(EPSILON), request.delta or DELTA
+
+
 def table(request: ItemRequest) -> Result:
     """Compute the notes' steps 1 to 5 for n = 100 and 1000."""
-    del request
+    epsilon, delta = budget(request)
     rows = []
     for n in SIZES:
-        sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, EPSILON, DELTA)
-        chain = pnsgd.pnsgd_chain(sigma, n, LIPSCHITZ, DELTA)
+        sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, epsilon, delta)
+        chain = pnsgd.pnsgd_chain(sigma, n, LIPSCHITZ, delta)
         steps = (
             ("step 1: one query, before sampling", "epsilon", chain.query),
             ("step 2: after sampling 1 of n", "epsilon", chain.sampled[0]),
@@ -57,7 +62,7 @@ def table(request: ItemRequest) -> Result:
             ("step 4: in terms of n", "epsilon", chain.total),
             ("step 5: the noise", "sigma / (n L)", sigma / (n * LIPSCHITZ)),
             ("step 1 holds up to", "epsilon", composition.SIMPLIFIED_UP_TO),
-            ("remark: factor of a moments accountant", "factor", math.sqrt(math.log(n / DELTA))),
+            ("remark: factor of a moments accountant", "factor", math.sqrt(math.log(n / delta))),
         )
         rows += [
             ComparisonRow(item="table", setting=f"n {n}, {name}", quantity=quantity, ours=value)
@@ -66,24 +71,25 @@ def table(request: ItemRequest) -> Result:
     rows += [
         ComparisonRow(
             item="table",
-            setting=f"Gaussian mechanism at (1, 1e-5), constant {constant:g}",
+            setting=f"Gaussian mechanism at ({epsilon:g}, {delta:g}), constant {constant:g}",
             quantity="sigma",
-            ours=gaussian.classic_sigma(EPSILON, DELTA, constant=constant),
+            ours=gaussian.classic_sigma(epsilon, delta, constant=constant),
         )
         for constant in (gaussian.CLASSIC, 1.0)
     ]
-    result = PAPER.result("table", "the notes' noise, step by step", rows)
-    return result.judged(verdicts.of_chain(rows))
+    asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+    result = PAPER.result("table", "the notes' noise, step by step", rows, **asked)
+    return result.judged(verdicts.of_chain(rows, epsilon))
 
 
 def rules(request: ItemRequest) -> Result:
     """Compare the epsilon of the notes' noise under four rules with the certified one."""
-    del request
+    targets, delta = request.epsilons((EPSILON, 4.0)), request.delta or DELTA
     rows = []
     for n in SIZES:
-        for target in (1.0, 4.0):
-            sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, target, DELTA)
-            proved = certified_epsilon(n, sigma)
+        for target in targets:
+            sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, target, delta)
+            proved = certified_epsilon(n, sigma, delta=delta)
             for rule in pnsgd.RULES:
                 rows.append(
                     ComparisonRow(
@@ -91,7 +97,7 @@ def rules(request: ItemRequest) -> Result:
                         setting=f"n {n}, sigma for epsilon {shown_bound(target)}, rule {rule}",
                         quantity="epsilon",
                         published=target if rule == "notes" else None,
-                        ours=pnsgd.pnsgd_epsilon(sigma, n, LIPSCHITZ, DELTA, rule=rule),
+                        ours=pnsgd.pnsgd_epsilon(sigma, n, LIPSCHITZ, delta, rule=rule),
                         epsilon_claimed=target,
                         epsilon_certified=proved,
                         relation=RELATION,
@@ -108,18 +114,19 @@ def rules(request: ItemRequest) -> Result:
             note=f"order {accountant.order}; the figure usually quoted for the moments accountant",
         )
     )
-    result = PAPER.result("rules", "one noise scale under four rules", rows)
-    return result.judged(verdicts.of_rules(rows))
+    asked: dict[str, Any] = {"epsilon": targets, "delta": delta}
+    result = PAPER.result("rules", "one noise scale under four rules", rows, **asked)
+    return result.judged(verdicts.of_rules(rows, targets[0]))
 
 
 def bound(request: ItemRequest) -> Result:
     """Compute the utility bound over n, which does not fall: the loss is a sum."""
-    del request
+    epsilon, delta = budget(request)
     dimension, diameter = 10, 1.0
     sizes = (30, 100, 300, 1000, 3000, 10_000)
     values = []
     for n in sizes:
-        sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, EPSILON, DELTA)
+        sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, epsilon, delta)
         values.append(pnsgd.utility_bound(n, LIPSCHITZ, dimension, sigma, diameter))
     rows = [
         ComparisonRow(
@@ -127,8 +134,10 @@ def bound(request: ItemRequest) -> Result:
             setting=f"n {n}, d {dimension}, L 1, diameter 1, n^2 steps",
             quantity="bound on the excess of the summed loss",
             ours=value,
-            epsilon_claimed=EPSILON,
-            epsilon_certified=certified_epsilon(n, pnsgd.pnsgd_sigma(n, LIPSCHITZ, EPSILON, DELTA)),
+            epsilon_claimed=epsilon,
+            epsilon_certified=certified_epsilon(
+                n, pnsgd.pnsgd_sigma(n, LIPSCHITZ, epsilon, delta), delta=delta
+            ),
             relation=RELATION,
         )
         for n, value in zip(sizes, values, strict=True)
@@ -137,10 +146,11 @@ def bound(request: ItemRequest) -> Result:
         title="bound on the excess risk",
         x_label="n",
         y_label="sum over records",
-        lines=[Line(label="epsilon 1", x=sizes, y=values)],
+        lines=[Line(label=f"epsilon {shown_bound(epsilon)}", x=sizes, y=values)],
         log_x=True,
     )
-    result = PAPER.result("bound", "utility bound of private projected SGD", rows, [panel])
+    title = "utility bound of private projected SGD"
+    result = PAPER.result("bound", title, rows, [panel], epsilon=epsilon, delta=delta)
     return result.judged(verdicts.of_bound(rows))
 
 
@@ -157,6 +167,11 @@ class Descent:
     @property
     def n(self) -> int:
         return len(self.loss.x)
+
+    @property
+    def tight(self) -> bool:
+        """Whether the noise is what a certificate asks for, instead of the notes'."""
+        return self.name.startswith(TIGHT)
 
     def piece(self) -> CachedRun:
         """Return the runs of all seeds; the result is their excesses of the summed loss."""
@@ -189,23 +204,25 @@ def experiment(request: ItemRequest) -> Result:
     The notes' noise is run for n^2 steps. At the largest n there are n steps, with the noise that a
     certificate asks for.
     """
+    epsilon, delta = budget(request)
     seeds = request.repeats(LEAST_RUNS)
     n, many = (40, 1000) if request.quick else (100, 100_000)
     runs = []
     for loss in _losses(n):
         private = ProjectedSGD.from_budget(
-            n, loss.lipschitz, EPSILON, DELTA, projection=Ball(1.0), mode="published"
+            n, loss.lipschitz, epsilon, delta, projection=Ball(1.0), mode="published"
         )
         free = replace(private, noise_multiplier=0.0)
-        for name, mechanism in (("epsilon 1", private), (WITHOUT, free)):
+        for name, mechanism in ((f"epsilon {shown_bound(epsilon)}", private), (WITHOUT, free)):
             runs.append(
                 Descent(name=name, loss=loss, mechanism=mechanism, steps=n * n, seeds=seeds)
             )
+    tight_name = f"{TIGHT} {shown_bound(epsilon)}"
     for loss in _losses(many):
         run: dict[str, Any] = {
             "steps": many,
             "sample_rate": 1 / many,
-            "delta": DELTA,
+            "delta": delta,
             "sampling": "fixed",
         }
         tight = accounting.calibrate(
@@ -215,27 +232,28 @@ def experiment(request: ItemRequest) -> Result:
                 max_grad_norm=loss.lipschitz,
                 projection=Ball(1.0),
             ),
-            target_epsilon=EPSILON,
+            target_epsilon=epsilon,
             dataset_size=many,
             **run,
         )
         few = LEAST_RUNS if request.quick else 1
         runs.append(
-            Descent(name=TIGHT, loss=loss, mechanism=tight, steps=many, seeds=min(seeds, few))
+            Descent(name=tight_name, loss=loss, mechanism=tight, steps=many, seeds=min(seeds, few))
         )
     numbers = request.through([run.piece() for run in runs])
     found = {run: of_it["excess"] for run, of_it in zip(runs, numbers, strict=True)}
-    rows = [_row_of(run, excess) for run, excess in found.items()]
+    rows = [_row_of(run, excess, epsilon, delta) for run, excess in found.items()]
     judged = {
         run.loss.name: (excess, _limit(run))
         for run, excess in found.items()
-        if run.name != TIGHT and run.mechanism.private
+        if not run.tight and run.mechanism.private
     }
-    result = PAPER.result("experiment", "measured excess risk", rows, quick=request.quick)
+    asked: dict[str, Any] = {"quick": request.quick, "epsilon": epsilon, "delta": delta}
+    result = PAPER.result("experiment", "measured excess risk", rows, **asked)
     return result.judged(verdicts.of_excess(judged))
 
 
-WITHOUT, TIGHT = "without noise", "tight accounting, certified epsilon 1"
+WITHOUT, TIGHT = "without noise", "tight accounting, certified epsilon"
 
 
 def _limit(run: Descent) -> float:
@@ -244,17 +262,20 @@ def _limit(run: Descent) -> float:
     return pnsgd.utility_bound(n, run.loss.lipschitz, dimension, run.mechanism.sigma, 2.0)
 
 
-def _row_of(run: Descent, excess: Sequence[float]) -> ComparisonRow:
-    noised, tight = run.mechanism.private, run.name == TIGHT
+def _row_of(run: Descent, excess: Sequence[float], epsilon: float, delta: float) -> ComparisonRow:
+    noised = run.mechanism.private
     n, dimension = run.loss.x.shape
-    proved = certified_epsilon(n, run.mechanism.noise_multiplier * n, run.steps) if noised else None
+    proved = None
+    if noised:
+        sigma = run.mechanism.noise_multiplier * n
+        proved = certified_epsilon(n, sigma, run.steps, delta=delta)
     return ComparisonRow(
         item="experiment",
         setting=f"{run.loss.name}, {run.name}, n {n}, d {dimension}, {run.steps} steps",
         quantity="excess of the summed loss",
-        published=_limit(run) if noised and not tight else None,
+        published=_limit(run) if noised and not run.tight else None,
         ours=sum(excess) / len(excess),
-        epsilon_claimed=EPSILON if noised else None,
+        epsilon_claimed=epsilon if noised else None,
         epsilon_certified=proved,
         relation=RELATION if noised else "",
         data="generated: unit ball",
@@ -348,7 +369,9 @@ def _descend(run: Descent, seed: int, on_step: OnStep, before: int) -> float:
     return float(loss.value(theta))
 
 
-def certified_epsilon(n: int, sigma: float, steps: int | None = None) -> float:
+def certified_epsilon(
+    n: int, sigma: float, steps: int | None = None, *, delta: float = DELTA
+) -> float:
     """Return the certified epsilon of steps on one record each, n^2 by default, replace-one."""
     epsilon, _ = certified(
         events.gaussian(sigma / (n * LIPSCHITZ)),
@@ -357,5 +380,6 @@ def certified_epsilon(n: int, sigma: float, steps: int | None = None) -> float:
         dataset_size=n,
         sample_rate=1 / n,
         steps=n * n if steps is None else steps,
+        delta=delta,
     )
     return epsilon

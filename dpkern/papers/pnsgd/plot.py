@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...privacy.accounting import shown_bound
 from ...privacy.theory import pnsgd, rdp
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import ItemRequest
 from . import verdicts
-from .items import DELTA, EPSILON, LIPSCHITZ, PAPER, RELATION, certified_epsilon
+from .items import LIPSCHITZ, PAPER, RELATION, budget, certified_epsilon
 
 SIZES, QUICK_SIZES = (100, 1000, 10_000, 100_000), (100, 1000, 100_000)
 RULES = {
@@ -27,25 +28,26 @@ CERTIFIED = "certified"
 def plot(request: ItemRequest) -> Result:
     """Compute epsilon of the notes' noise over n by every rule, and the noise that each needs."""
     sizes = QUICK_SIZES if request.quick else SIZES
-    sigmas = {n: pnsgd.pnsgd_sigma(n, LIPSCHITZ, EPSILON, DELTA) for n in sizes}
+    epsilon, delta = budget(request)
+    sigmas = {n: pnsgd.pnsgd_sigma(n, LIPSCHITZ, epsilon, delta) for n in sizes}
     curves = {
-        rule: [pnsgd.pnsgd_epsilon(sigmas[n], n, LIPSCHITZ, DELTA, rule=rule) for n in sizes]
+        rule: [pnsgd.pnsgd_epsilon(sigmas[n], n, LIPSCHITZ, delta, rule=rule) for n in sizes]
         for rule in RULES
     }
-    curves[CERTIFIED] = [certified_epsilon(n, sigmas[n]) for n in sizes]
+    curves[CERTIFIED] = [certified_epsilon(n, sigmas[n], delta=delta) for n in sizes]
     # The accountant's multiplier is noise over sensitivity, which is 2 n L under replacement.
-    needed = [2 * rdp.rdp_multiplier(1 / n, n * n, EPSILON, DELTA) for n in sizes]
+    needed = [2 * rdp.rdp_multiplier(1 / n, n * n, epsilon, delta) for n in sizes]
     printed = [sigmas[n] / (n * LIPSCHITZ) for n in sizes]
     factors = [a / b for a, b in zip(printed, needed, strict=True)]
-    remark = [math.sqrt(math.log(n / DELTA)) for n in sizes]
+    remark = [math.sqrt(math.log(n / delta)) for n in sizes]
     rows = [
         ComparisonRow(
             item="plot",
             setting=f"n {n}, n^2 steps, sigma / (n L) {sigmas[n] / n:.5g}: {label}",
             quantity="epsilon",
-            published=EPSILON if rule == "notes" else None,
+            published=epsilon if rule == "notes" else None,
             ours=curves[rule][index],
-            epsilon_claimed=EPSILON,
+            epsilon_claimed=epsilon,
             epsilon_certified=curves[CERTIFIED][index],
             relation=RELATION,
         )
@@ -75,7 +77,7 @@ def plot(request: ItemRequest) -> Result:
             **axes,
         ),
         Panel(
-            title="noise for epsilon 1, n^2 steps",
+            title=f"noise for epsilon {shown_bound(epsilon)}, n^2 steps",
             y_label="sigma / (n L)",
             lines=[
                 Line(label="strong composition (the notes)", x=sizes, y=printed),

@@ -18,17 +18,18 @@ def _ours(rows: Sequence[ComparisonRow], *texts: str) -> float:
     return float(row.ours or 0.0)
 
 
-def of_chain(rows: Sequence[ComparisonRow]) -> list[Verdict]:
+def of_chain(rows: Sequence[ComparisonRow], epsilon: float) -> list[Verdict]:
     """Judge the five steps for n = 1000."""
     total = _ours(rows, "n 1000,", "step 4")
     query = _ours(rows, "n 1000,", "step 1: one query")
     limit = _ours(rows, "n 1000,", "step 1 holds")
     return [
         exact(
-            "the five steps close: sigma gives epsilon 1 by the notes' own rules (n 1000)",
-            abs(total - 1) < 1e-9,
+            f"the five steps close: sigma gives epsilon {shown_bound(epsilon)} by the notes' own "
+            "rules (n 1000)",
+            abs(total / epsilon - 1) < 1e-9,
             unit="epsilon",
-            published=1.0,
+            published=epsilon,
             ours=total,
         ),
         exact(
@@ -41,23 +42,24 @@ def of_chain(rows: Sequence[ComparisonRow]) -> list[Verdict]:
     ]
 
 
-def of_rules(rows: Sequence[ComparisonRow]) -> list[Verdict]:
+def of_rules(rows: Sequence[ComparisonRow], epsilon: float) -> list[Verdict]:
     """Judge the notes' noise by their own theorems and by a certificate."""
-    one = "n 1000, sigma for epsilon 1,"
+    said = shown_bound(epsilon)
+    one = f"n 1000, sigma for epsilon {said},"
     full = _ours(rows, one, "full_advanced")
     notes = next(row for row in rows if one in row.setting and row.setting.endswith("rule notes"))
     accountant = _ours(rows, "sampled Gaussian")
     return [
         of_epsilon(
-            "n^2 steps with the notes' noise spend epsilon 1 (n 1000)",
+            f"n^2 steps with the notes' noise spend epsilon {said} (n 1000)",
             notes.epsilon_claimed or 0.0,
             notes.epsilon_certified or 0.0,
         ),
         exact(
-            "advanced composition as the notes use it gives epsilon 1",
-            full <= 1,
+            f"advanced composition as the notes use it gives epsilon {said}",
+            full <= epsilon,
             unit="epsilon by the theorem with both terms",
-            published=1.0,
+            published=epsilon,
             ours=full,
             reason="N1: the second term of advanced composition is left out",
         ),

@@ -18,6 +18,7 @@ from ...privacy.accounting import shown_bound
 from ..intervals import interval
 from ..result import ComparisonRow, Line, Panel, Result
 from ..runner import SEEDED, ItemRequest
+from ..verdict import TOO_QUICK
 from . import protocol_corrected
 from .items import PAPER
 from .protocol_runs import (
@@ -87,7 +88,10 @@ def released(request: ItemRequest) -> Result:
     )
     control = protocol_corrected.control(where, corrected)
     return replace(result, control=f"{_control(where, found)}; {control}").judged(
-        [*verdicts(where, found), protocol_corrected.verdict(where, corrected)]
+        [
+            *verdicts(where, found),
+            protocol_corrected.verdict(where, corrected, TOO_QUICK * request.quick),
+        ]
     )
 
 

@@ -11,7 +11,7 @@ Source: SPOF, section VII, with the corrections of S4 to S8.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,12 +81,36 @@ def own_rows(where: Protocol) -> records.Records:
 def train(request: ItemRequest, where: Protocol) -> list[CorrectedRuns]:
     """Train every method at every epsilon, or read what was finished before."""
     data = own_rows(where)
-    visits = max(1, where.steps // data.train.shape[1])
+    visits = _visits(where, data)
     cells = [(NON_PRIVATE, 1.0, visits)]
     cells += [(NAMES[0], epsilon, visits) for epsilon in EPSILONS]
     cells += [(NAMES[1], epsilon, 1) for epsilon in EPSILONS]
     numbers = request.through([_piece(where, data, *cell) for cell in cells])
     return [_runs(where, *cell, of_it) for cell, of_it in zip(cells, numbers, strict=True)]
+
+
+def over_constants(
+    request: ItemRequest, where: Protocol, constants: Sequence[float]
+) -> dict[tuple[float, float], CorrectedRuns]:
+    """Train SPOF, corrected, with every constant at every epsilon; by constant and epsilon."""
+    data = own_rows(where)
+    visits = _visits(where, data)
+    places = [(c, epsilon) for c in constants for epsilon in EPSILONS]
+    with_constant = {
+        c: replace(where, numbers={**where.numbers, "shift": c}) for c in dict.fromkeys(constants)
+    }
+    numbers = request.through(
+        [_piece(with_constant[c], data, NAMES[0], epsilon, visits) for c, epsilon in places]
+    )
+    return {
+        (c, epsilon): _runs(with_constant[c], NAMES[0], epsilon, visits, of_it)
+        for (c, epsilon), of_it in zip(places, numbers, strict=True)
+    }
+
+
+def _visits(where: Protocol, data: records.Records) -> int:
+    """Return the visits of a record for as many steps as the released code takes."""
+    return max(1, where.steps // data.train.shape[1])
 
 
 def _piece(
@@ -115,6 +139,8 @@ def _piece(
         "code": CODE,
     }
     label = f"{name}, epsilon {shown_bound(epsilon)}, {epochs} visits"
+    if "shift" in where.numbers:
+        label += f", c {where.numbers['shift']:g}"
     return CachedRun(label=label, key=key, compute=compute, steps=steps)
 
 
@@ -204,8 +230,14 @@ def column_means(where: Protocol) -> float:
     return 1 - float((data.test - mean).double().square().mean())
 
 
-def verdict(where: Protocol, found: Sequence[CorrectedRuns]) -> Verdict:
-    """Judge SPOF against DP-SGD at equal certified epsilon."""
+def verdict(where: Protocol, found: Sequence[CorrectedRuns], hindrance: str = "") -> Verdict:
+    """Judge SPOF against DP-SGD at equal certified epsilon.
+
+    Args:
+        where: the protocol.
+        found: the runs of both.
+        hindrance: why they decide nothing; empty where they do.
+    """
     by_run = [
         [sum(run) / len(EPSILONS) for run in zip(*each, strict=True)]
         for name in NAMES
@@ -216,6 +248,7 @@ def verdict(where: Protocol, found: Sequence[CorrectedRuns]) -> Verdict:
         "corrected, SPOF is more accurate than DP-SGD at equal certified epsilon",
         *by_run,
         unit="1 - mean squared error, mean over runs and epsilon",
+        hindrance=hindrance,
         reason=f"neither reaches the columns' means, {column_means(where):.3f}"
         if best < column_means(where)
         else "",
@@ -226,6 +259,7 @@ __all__ = [
     "CorrectedRuns",
     "column_means",
     "control",
+    "over_constants",
     "own_rows",
     "panel",
     "rows",

@@ -120,9 +120,12 @@ class ProtocolRuns:
         return [a for a in self.accuracy[epsilon] if math.isfinite(a)]
 
 
-def train(request: ItemRequest, where: Protocol) -> dict[ReleasedMethod, ProtocolRuns]:
+def train(
+    request: ItemRequest,
+    where: Protocol,
+    methods: Sequence[ReleasedMethod] = (*AS_RELEASED, *LABELS),
+) -> dict[ReleasedMethod, ProtocolRuns]:
     """Train every method, or read what was finished before."""
-    methods = [*AS_RELEASED, *LABELS]
     numbers = request.through([_piece(where, method) for method in methods])
     return {method: _runs(method, of_it) for method, of_it in zip(methods, numbers, strict=True)}
 
@@ -188,7 +191,8 @@ def _given(path: Path) -> tuple[torch.Tensor, str, RawResults | None]:
             got=f"{file}: {' x '.join(map(str, rows.shape))}",
             remedy=f"Restore {TABLE} from the released code.",
         )
-    return rows, f"{file.name}, {len(rows)} rows", raw_results.load(file.parent)
+    raw = raw_results.load(file.parent) if raw_results.is_authors_table(file) else None
+    return rows, f"{file.name}, {len(rows)} rows", raw
 
 
 def as_released(name: str, sigma: float) -> ReleasedMethod:
@@ -210,8 +214,11 @@ def expansions_differ(where: Protocol) -> float:
 
 
 def label(where: Protocol, method: ReleasedMethod) -> str:
-    return LABELS.get(method, method.name) + (
-        f", sensors' noise {where.sensor_noise:g}" if method.sigma else ""
+    usual = replace(method, shift=CONSTANT)
+    return (
+        LABELS.get(usual, method.name)
+        + (f", c {method.shift:g}" if method != usual else "")
+        + (f", sensors' noise {where.sensor_noise:g}" if method.sigma else "")
     )
 
 

@@ -8,19 +8,23 @@ Source: the repository theorycoder/distributedautoencoders, commit b92bab58.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import InvalidInput
 from .released import DPSGD, FM, NON_PRIVATE, SPOF
 
 FILE = "authors_results.json"
 TABLE = "dailyActivity_merged.csv"
-"""The authors' table, in the same folder."""
+"""The authors' table, in the same folder. The public export behind it has this name too."""
+TABLE_DIGEST = "3a05b455bb8675cbd602ca0252c48655f1e1f46cd17f92b67b0288910d462f74"
+"""SHA-256 of that file."""
 EPSILONS = (0.01, 0.1, 1.0, 10.0, 20.0)
 OTHER_SIZE = 10
 """The first runs of each noiseless file of DP-SGD were made on a quarter of the rows."""
@@ -33,11 +37,25 @@ Runs = Mapping[float, Sequence[float]]
 
 
 @dataclass(frozen=True)
+class StoredSweep:
+    """Mean accuracies over the constant c, of a stored file.
+
+    The files say neither epsilon nor rows: the stored script takes the smallest epsilon, the figure
+    made of the first file is labelled 10.
+    """
+
+    commit: str
+    runs: int
+    accuracy: Mapping[float, float]
+
+
+@dataclass(frozen=True)
 class RawResults:
     """Accuracies, as fractions, and seconds of single runs, by method and condition."""
 
     accuracy: Mapping[tuple[str, float], Runs]
     seconds: Mapping[tuple[str, float], Runs]
+    sweeps: Sequence[StoredSweep] = ()
 
     def gain(self, sigma: float) -> float:
         """Return SPOF's relative gain in percent, of the means over runs and then over epsilon."""
@@ -68,6 +86,13 @@ class RawResults:
         return {epsilon: of_it[OTHER_SIZE:] for epsilon, of_it in runs.items()}
 
 
+def is_authors_table(path: Path) -> bool:
+    """Whether the file is the authors' table, by its bytes: other rows may have its name."""
+    if path.name != TABLE or not path.is_file():
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == TABLE_DIGEST
+
+
 def load(folder: Path) -> RawResults | None:
     """Read the file in this folder; None if there is none.
 
@@ -79,7 +104,8 @@ def load(folder: Path) -> RawResults | None:
         return None
     try:
         content = json.loads(path.read_text())
-        return RawResults(_read(content, "accuracy"), _read(content, "seconds"))
+        sweeps = [_sweep(stored) for stored in content.get("c_sweep", ())]
+        return RawResults(_read(content, "accuracy"), _read(content, "seconds"), sweeps)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
             "data",
@@ -104,6 +130,17 @@ def _read(
     return found
 
 
+def _sweep(stored: Mapping[str, Any]) -> StoredSweep:
+    accuracy = {
+        float(c): float(mean) for c, mean in zip(stored["c"], stored["mean_accuracy"], strict=True)
+    }
+    if not accuracy or not all(map(math.isfinite, (*accuracy, *accuracy.values()))):
+        raise ValueError("a sweep is empty or not finite")
+    return StoredSweep(
+        commit=str(stored["commit"])[:8], runs=int(stored["runs_per_point"]), accuracy=accuracy
+    )
+
+
 def _by_epsilon(stored: object) -> Runs:
     if not isinstance(stored, dict):
         raise TypeError("runs are no mapping")
@@ -117,4 +154,4 @@ def _mean(runs: Runs) -> float:
     return statistics.fmean(statistics.fmean(of_it) for of_it in runs.values())
 
 
-__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "load"]
+__all__ = ["EPSILONS", "FILE", "RawResults", "Runs", "StoredSweep", "is_authors_table", "load"]

@@ -35,7 +35,7 @@ from ..result import ComparisonRow, Line
 from ..runner import ItemRequest
 from ..verdict import spoiled
 from .items import CLIP, CODE, CONSTANT, FEATURES, USERS
-from .raw_results import TABLE
+from .raw_results import TABLE, is_authors_table
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SENSOR_NOISE = 5.0
@@ -148,7 +148,11 @@ class SpofExperiment:
     @property
     def of_the_source(self) -> bool:
         """Whether the records are those of the authors' table."""
-        return Path(self.records.source).name == TABLE
+        return is_authors_table(Path(self.records.source))
+
+    def beside(self, printed: float | str) -> float | str:
+        """Return a printed number, in words where our records are of another data set."""
+        return printed if self.of_the_source else f"{printed} on other data (fitbit)"
 
     @property
     def bounds(self) -> str:

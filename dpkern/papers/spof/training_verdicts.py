@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from ...privacy.accounting import shown_bound
 from ..intervals import Interval, interval
 from ..verdict import Verdict, of_epsilon, of_number, of_order, spoiled, undecided
+from .items import CLIP, SOURCE_ROWS
 from .setting import (
     BASELINE,
     CORRECTED,
@@ -45,7 +46,9 @@ def hindrance(where: SpofExperiment, found: Trained, sigma: float, *names: str) 
         return (
             f"measured on {where.data}; the authors' protocol is `dpkern reproduce spof released`"
         )
-    return ""
+    if where.rows < SOURCE_ROWS:
+        return f"{where.rows} records of each user, {SOURCE_ROWS} in the source"
+    return f"clip {where.clip:g} instead of {CLIP:g}" if where.clip != CLIP else ""
 
 
 def _own(found: Trained, name: str, sigma: float) -> list[Found]:
@@ -116,7 +119,10 @@ def of_orders(where: SpofExperiment, found: Trained) -> list[Verdict]:
                 "equal certified epsilon",
                 *(_means(found, name, sigma) for name in pair),
                 unit="points, mean over the runs and epsilon",
-                hindrance=hindrance(where, found, sigma, *pair),
+                hindrance=hindrance(where, found, sigma, *pair)
+                or (
+                    f"nothing is certified: {where.records.unproved}" * bool(where.records.unproved)
+                ),
             )
         )
     return verdicts
@@ -134,7 +140,9 @@ def of_claims(where: SpofExperiment, found: Trained) -> list[Verdict]:
                 f"{cell.name}: a record spends epsilon {shown_bound(one.claimed)}",
                 one.claimed,
                 one.certified,
-                "" if CORRECTED in cell.name else "S6, S7: codes and inputs have no noise",
+                where.records.unproved
+                if CORRECTED in cell.name
+                else "S6, S7: codes and inputs have no noise",
                 # The lattice's rounding of a scale.
                 rounding=1e-4 * one.claimed,
             )

@@ -67,6 +67,8 @@ class SubsetMap(ReleaseMap):
 class TopKMap(DiagonalMap):
     """The largest coordinates of the sum, found before they are noised, as printed.
 
+    Signals are in units of ``scale``; magnitudes and what is left out are not.
+
     Attributes:
         count: how many.
         error: takes the rest, divided by ``batch``, in place. None remembers nothing.
@@ -96,12 +98,15 @@ class TopKMap(DiagonalMap):
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
         with phase(MAP):
             whole = signal.double().flatten()
-            places = largest(whole, self.count)
+            scale = None if self.scale is None else self.scale.to(whole).flatten()
+            sizes = whole if scale is None else whole * scale
+            places = largest(sizes, self.count)
             kept = torch.zeros_like(whole)
             if self.error is not None:
-                rest = whole.index_fill(0, places, 0.0) / self.batch
+                rest = sizes.index_fill(0, places, 0.0) / self.batch
                 self.error.copy_(rest.view(signal.shape))
-            kept[places] = add_noise(signal.flatten()[places].contiguous()).double()
+            noisy = add_noise(signal.flatten()[places].contiguous()).double()
+            kept[places] = noisy if scale is None else noisy * scale[places]
             return kept.view(signal.shape)
 
     def count_noised(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -109,6 +114,8 @@ class TopKMap(DiagonalMap):
         n, k = math.prod(parameter), self.count
         work, line = work.under(MAP), "largest places"
         work.converted(line, n, dtype, torch.float64)
+        if self.scale is not None:
+            work.each(line, n, reads=2, MUL=1)
         work.largest(line, n, k)
         work.filled(line, n)
         if self.error is not None:
@@ -118,6 +125,9 @@ class TopKMap(DiagonalMap):
             work.each(line, n)
         work.gathered(line, k)
         work.converted(line, k, dtype, torch.float64)
+        if self.scale is not None:
+            work.gathered(line, k)
+            work.each(line, k, reads=2, MUL=1)
         work.scattered(line, k, k)
 
     def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:

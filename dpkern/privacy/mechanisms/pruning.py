@@ -37,11 +37,13 @@ from .examples import UNIT, Audit, Example
 from .memory import MechanismState
 from .notes import Note, notes
 from .plan import Block, Plan, assign_positions
-from .release import ReleaseMap
+from .release import DiagonalMap, ReleaseMap
 from .run_facts import RunFacts
 from .work import OpAccount
 
 MASKS = ("published", "previous", "random")
+_OWN = frozenset({"error", "mask", "step"})
+"""Names of a pruned release's own memory."""
 
 _INNER = DPSGD(**UNIT)
 _UNIT = {"inner": _INNER, "expected_batch_size": 1.0}
@@ -52,7 +54,8 @@ class Pruned(Mechanism):
     """A mechanism of which each step releases a share of the coordinates.
 
     Args:
-        inner: what clips and noises: ``DPSGD``, or ``Directional`` with isotropic noise.
+        inner: what clips and noises: ``DPSGD``, or ``Directional`` with isotropic noise; with the
+            printed mask ``Directional`` of any shape, whose noise goes to the kept coordinates.
         expected_batch_size: public number of samples of a step, which sums are divided by.
         ratio: share of each parameter's coordinates that is not released, in [0, 1).
         mask: ``published``: the largest of the clipped sum; ``previous``: the largest of the last
@@ -168,20 +171,37 @@ class Pruned(Mechanism):
         return self.inner.claim_text if self.mode == self.inner.mode else super().claim_text
 
     def memory(self, params: Sequence[torch.Tensor]) -> MechanismState:
-        """Return the memory: what was left out, the next mask, and the number of steps."""
+        """Return the memory: what was left out, the next mask, and the number of steps.
+
+        The wrapped mechanism's own stands beside it.
+        """
+        inner = self.inner.memory(params)
         return MechanismState(
             {
+                **({} if inner is None else inner.tensors),
                 "error": [torch.zeros_like(p, dtype=torch.float64) for p in params],
                 "mask": [torch.ones_like(p, dtype=torch.bool) for p in params],
                 "step": [torch.zeros((), dtype=torch.int64)],
             },
-            unsaved=frozenset({"error"} if self._leaks else ()),
+            unsaved=frozenset({"error"} if self._leaks else ())
+            | (frozenset() if inner is None else inner.unsaved),
         )
+
+    def weigh(self, memory: MechanismState, importance: Sequence[torch.Tensor]) -> None:
+        """Let the wrapped mechanism take over the released importance."""
+        self.inner.weigh(memory, importance)
+
+    def realised(self, memory: MechanismState | None) -> dict[str, float]:
+        """Return the numbers of the wrapped mechanism, over all coordinates."""
+        return self.inner.realised(memory)
 
     def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         """Choose the next mask and, but for the printed form, put the feedback into the update."""
         memory["step"][0] += 1
         if self._leaks:
+            # A wrapped mechanism that does not adapt has no memory to learn into.
+            if memory.tensors.keys() - _OWN:
+                self.inner.learn(memory, gradients)
             return
         everything = int(memory["step"][0]) % self.refresh == 0
         held = zip(gradients, memory["mask"], memory["error"], strict=True)
@@ -204,8 +224,8 @@ class Pruned(Mechanism):
         Raises:
             InvalidInput: bad shapes, or a wrapped mechanism with release coordinates of its own.
         """
-        inner = self.inner.plan(shapes)
-        if inner.importance is not None or any(b.release is not None for b in inner.blocks):
+        inner = self.inner.plan(shapes) if memory is None else self.inner.plan(shapes, memory)
+        if not all(self._can_wrap(block.release) for block in inner.blocks):
             raise InvalidInput(
                 "inner",
                 expected="a mechanism that releases gradients as they are",
@@ -291,7 +311,9 @@ class Pruned(Mechanism):
                     work.each("error feedback", n)
 
     def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
-        """Count the places of the next step."""
+        """Count the places of the next step, and the shape of printed noise."""
+        if self._leaks and self.inner.plan([(1,)]).importance is not None:
+            self.inner.count_plan(work, sizes, step)
         for n in sizes:
             if self._leaks and self.feedback:
                 work.each("error feedback", n, SUB=1)
@@ -302,6 +324,16 @@ class Pruned(Mechanism):
                 coins = Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1)
                 work.op("noise.keystream", coins, first_block=0, blocks=-(-n // 16))
                 work.chosen("next mask", n, self._count(n))
+
+    def _can_wrap(self, release: ReleaseMap | None) -> bool:
+        """Whether coordinates of such a release can be left out: all of them as they are.
+
+        The printed mask is chosen before noise, so noise of any shape may go to what it keeps.
+        """
+        if release is None:
+            return True
+        shaped = isinstance(release, DiagonalMap) and release.centre is None
+        return self._leaks and shaped and release.norm == "gradient"
 
     @property
     def _leaks(self) -> bool:
@@ -314,7 +346,10 @@ class Pruned(Mechanism):
         count = self._count(math.prod(block.shape))
         if self._leaks:
             error = memory["error"][block.index] if self.feedback else None
+            shaped = block.release
             return TopKMap(
+                scale=shaped.scale if isinstance(shaped, DiagonalMap) else None,
+                norm="release" if shaped is None else shaped.norm,
                 centre=None if error is None else -error,
                 count=count,
                 error=error,
