@@ -6,6 +6,7 @@ Lines of at most 64 values take one level of products (``spectral.cu``), longer 
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ...base import layouts
 from ..spectral import _plan
-from ..spectral._lines import PART, FrequencyLine, LongLine, circle
+from ..spectral._lines import LONGEST, PART, FrequencyLine, LongLine, circle
 from ..spectral._plan import LongPlaces, Places, sides_of
 from ..spectral._spectra import Grid, of_one_sample
 
@@ -31,6 +32,9 @@ def reaches(grid: Grid, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=1024)
 def _fits(grid: Grid, dtype: torch.dtype) -> bool:
+    # Long lines are read at 32-bit distances from a block's first map.
+    if max(grid.size) > LONGEST and math.prod(grid.layer.input) * layouts.SPECTRAL_TILE >= 2**31:
+        return False
     return all(
         isinstance(side, Places) or long_shape(side, CHANNELS, dtype) is not None
         for side in sides_of(grid, shared=False)
