@@ -201,7 +201,7 @@ class Control:
 
     @property
     def shortfall(self) -> str:
-        """The reason that private runs of this length are not the source's; empty where there is none.
+        """The reason that private runs of this length are not the source's; empty for none.
 
         They cannot be where training without privacy stays below what is printed for it.
         """
