@@ -201,7 +201,7 @@ class Control:
 
     @property
     def shortfall(self) -> str:
-        """Why private runs of this rate and length are not the source's; empty where they may be.
+        """The reason that private runs of this length are not the source's; empty for none.
 
         They cannot be where training without privacy stays below what is printed for it.
         """

@@ -68,10 +68,11 @@ def table(request: ItemRequest) -> Result:
             ComparisonRow(item="table", setting=f"n {n}, {name}", quantity=quantity, ours=value)
             for name, quantity, value in steps
         ]
+    at = f"({shown_bound(epsilon)}, {shown_bound(delta)})"
     rows += [
         ComparisonRow(
             item="table",
-            setting=f"Gaussian mechanism at ({epsilon:g}, {delta:g}), constant {constant:g}",
+            setting=f"Gaussian mechanism at {at}, constant {constant:g}",
             quantity="sigma",
             ours=gaussian.classic_sigma(epsilon, delta, constant=constant),
         )

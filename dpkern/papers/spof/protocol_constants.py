@@ -213,7 +213,7 @@ def _spread(
     return Panel(
         title="as released: spread of the outputs over the records",
         x_label="c",
-        y_label="standard deviation, mean of the runs",
+        y_label="standard deviation",
         lines=lines,
         log_y=True,
     )
