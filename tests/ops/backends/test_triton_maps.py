@@ -40,13 +40,12 @@ def test_bits_are_those_of_the_cpu(sizes: tuple[int, int, int], kind: str) -> No
         assert not torch.equal(found[1], wanted[1][1])
 
 
-@pytest.mark.parametrize("each", [2, 8])
-def test_several_programs_share_a_tensor(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_programs_share_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     from dpkern.ops.backends._triton import lattice
 
-    monkeypatch.setattr(lattice, "tiles_per_program", lambda tiles: each)
+    monkeypatch.setattr(lattice, "tiles_per_program", lambda tiles: 4)
     for kind in ("taps", "int32"):
-        problem = Problem((5, 9, 1500), kind, torch.float32, 77)
+        problem = Problem((5, 9, 800), kind, torch.float32, 77)
         assert equal(problem.run("adam", "triton")[1], problem.run("adam", "cpu")[1])
 
 
