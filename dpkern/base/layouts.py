@@ -268,7 +268,7 @@ UPDATE_CLOCK = Struct(
     beta2_power=F64,
     lr=F64("of this step"),
     shrink=F64("1 - lr decay, or 1"),
-    due=U64("the step that may run, from 1 on: at any other an update does nothing; 0: every one"),
+    due=U64("the only step that updates, from 1 on; 0: any"),
 )
 UPDATE_PLAN = Struct(
     "UpdatePlan",

@@ -26,11 +26,13 @@ FACTS = {
         timed={**LAYERS, **PERCEPTRON},
     ),
     "ghost.linear_norms": Facts(from_above=ABOVE, timed=LAYERS),
-    "ghost.linear_integer_norm": Facts(from_above=ABOVE, timed=GRADIENTS),
+    # Another order of additions may round a scale the other way, and an operand with it.
+    "ghost.linear_integer_norm": Facts(rounded_alike=True, timed=GRADIENTS),
     "ghost.linear_integer_sum": replace(
         WHOLE,
         examples=({}, {"T": 1}, {"T": 1, "rounding": "factors"}, {"rounding": "operands"}),
         options={"rounding": ("truncate", "operands")},
+        rounded_alike=lambda arguments: arguments.get("rounding") == "operands",
         timed={**GRADIENTS, **PERCEPTRON},
     ),
     "ghost.linear_sum": Facts(timed={**LAYERS, **PERCEPTRON}),

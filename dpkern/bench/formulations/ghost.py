@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...ops.ghost._operands import rounded_operands
 from ._formulation import Arguments, Formulation
 
 Call = Callable[[], Any]
@@ -208,6 +209,27 @@ def _whole_in_buffers(args: Arguments) -> Call:
     return call
 
 
+def _norms_of_rounded(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+
+    def call() -> torch.Tensor:
+        alpha, gamma, units = rounded_operands(a, g)
+        return torch.bmm(gamma.mT, alpha).flatten(1).square().sum(1) * units.square()
+
+    return call
+
+
+def _gram_of_rounded(args: Arguments) -> Call:
+    a, g = args["a"], args["g"]
+
+    def call() -> torch.Tensor:
+        alpha, gamma, units = rounded_operands(a, g)
+        products = torch.bmm(alpha, alpha.mT) * torch.bmm(gamma, gamma.mT)
+        return products.sum((1, 2)) * units.square()
+
+    return call
+
+
 def _whole_by_sample_in_buffers(args: Arguments) -> Call:
     a, g, factors, out = args["a"], args["g"], args["factors"][:, None, None], args["out"]
     scaled, made, whole = torch.empty_like(g), a.new_empty(out.shape), torch.empty_like(out)
@@ -298,6 +320,10 @@ FORMULATIONS = {
         Formulation("addmm", _weighted),
         Formulation("addmm of weighted inputs", _weighted_inputs),
         Formulation("einsum", _weighted_by_einsum),
+    ),
+    "ghost.linear_integer_norm": (
+        Formulation("bmm of rounded operands", _norms_of_rounded),
+        Formulation("Gram of rounded operands", _gram_of_rounded),
     ),
     "ghost.linear_integer_sum": (
         Formulation("bmm, int32", _whole, compiles=True),

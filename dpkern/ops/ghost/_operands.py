@@ -11,6 +11,8 @@ _LEAST, _MOST = 2.0**-200, 2.0**200
 """Squared norms of rows outside of these count as zero and as lost."""
 _INPUT_NORM, _OUTPUT_NORM = 2.0**15, 2.0**14
 """Norms that rounded rows stay below."""
+_SLACK = 1 - 2.0**-8
+"""The share of them that sums of squares in float32 leave."""
 
 
 def rounded_operands(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,15 +37,14 @@ def rounded_operands(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     a_most = torch.ldexp(_largest(a.double()), -power).where(there, 0.0)
     g_most = torch.ldexp(_largest(g.double()), power).where(there, 0.0)
     room = (2.0**31 - 1) / positions
-    tall_room = _OUTPUT_NORM - 1 - 0.5 * math.sqrt(g.shape[2])
-    wide_room = _INPUT_NORM - 1 - 0.5 * math.sqrt(a.shape[2])
-    g_scale = torch.minimum(
-        tall_room / _largest(g_norm), (2 * math.sqrt(room) - 1) / _largest(g_most)
-    )
-    there &= g_norm * g_scale[:, None] >= 0.5
-    gamma = _rounded(g, torch.ldexp(g_scale[:, None].expand(power.shape), power).to(kind), there)
-    most = _largest(gamma.flatten(1)).clamp(min=1)
+    tall_room = _OUTPUT_NORM * _SLACK - 0.5 * math.sqrt(g.shape[2])
+    wide_room = _INPUT_NORM * _SLACK - 0.5 * math.sqrt(a.shape[2])
+    largest = _largest(g_most)
+    g_scale = torch.minimum(tall_room / _largest(g_norm), (2 * math.sqrt(room) - 1) / largest)
+    most = g_scale * largest * (1 + 2.0**-20) + 0.5
     a_scale = torch.minimum(wide_room / _largest(a_norm), (room / most - 1) / _largest(a_most))
+    there &= g_norm * g_scale[:, None] >= 0.25  # below, no entry reaches one half
+    gamma = _rounded(g, torch.ldexp(g_scale[:, None].expand(power.shape), power).to(kind), there)
     alpha = _rounded(a, torch.ldexp(a_scale[:, None].expand(power.shape), -power).to(kind), there)
     unit = (1 / (g_scale * a_scale)).where(there.any(1), 0.0)
     return alpha, gamma, unit.where(~lost, math.inf)

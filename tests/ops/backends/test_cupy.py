@@ -155,6 +155,22 @@ def update_everything() -> None:
     update.advance(update.step_counter(rule, 0, "cpu"), rule=rule, backend="cupy")
 
 
+def update_in_other_coordinates() -> None:
+    """Every law with every type of parameters and of sums that are led back."""
+    rule, same = update.SGD(lr=0.1), torch.eye(9, dtype=torch.float64)
+    rounding = testing.KEY.stream(Purpose.ROUNDING, 1)
+    maps = update.PairMaps((update.PairMap(signal=same, back=same),)).only_back
+    for dtype, law in product(FLOATS, LAWS):
+        for kind in (*INTEGERS, dtype):
+            params, sums = [torch.ones(60, 9, dtype=dtype)], [torch.ones(60, 9, dtype=kind)]
+            drawn = update.Noise(
+                distribution=law, scales=(1.0,), stream=STREAM, positions=(0,), rounding=rounding
+            )
+            for made in (drawn, replace(drawn, draws=READS)):
+                given: dict[str, Any] = {"rule": rule, "state": rule.init(params), "maps": maps}
+                update.step(params, sums, noise=made, backend="cupy", **given)
+
+
 def randomize_everything() -> None:
     """Symbols of every type."""
     for dtype in (torch.uint8, *INTEGERS):
@@ -249,6 +265,7 @@ def test_every_kernel_is_started_as_in_the_emulator(
     clip_everything()
     contract_everything()
     update_everything()
+    update_in_other_coordinates()
     randomize_everything()
     perturb_everything()
     descend_everywhere()
