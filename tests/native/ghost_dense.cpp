@@ -210,6 +210,31 @@ Size test_linear(const cpu::LinearShape& shape) {
     check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": integers");
     append(whole.values(), outputs);
     whole = Shifted<std::int32_t>(std::vector<std::int32_t>(sum.size(), 7), 1);
+    cpu::linear_integer_sum<F>(
+        {x.data(), y.data(), wide_weights.data(), whole.data(), cpu::LinearRounding::kOperands,
+         shape.batch, shape.positions, shape.inputs, shape.outputs},
+        threads);
+    const double most = *std::max_element(sum_sizes.begin(), sum_sizes.end());
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      const double off = static_cast<double>(whole.values()[i] - 7) - terms[i];
+      check(std::fabs(off) <= 1e-2 * most + static_cast<double>(shape.batch),
+            where + ": integers of rounded operands");
+    }
+    append(whole.values(), outputs);
+    Shifted<double> norms(std::vector<double>(index_of(shape.batch)), 1);
+    cpu::linear_integer_norm<F>({x.data(), y.data(), norms.data(), shape.batch, shape.positions,
+                                 shape.inputs, shape.outputs},
+                                threads);
+    for (Size b = 0; b < shape.batch; ++b) {
+      double want = 0, size = 0;
+      for (Size i = 0; i < entries; ++i) {
+        const std::size_t at = index_of(b * entries + i);
+        want += grads[at] * grads[at], size += sizes[at] * sizes[at];
+      }
+      const double off = std::sqrt(norms.data()[b]) - std::sqrt(want);
+      check(std::fabs(off) <= 1e-2 * std::sqrt(size), where + ": norm of rounded operands");
+    }
+    whole = Shifted<std::int32_t>(std::vector<std::int32_t>(sum.size(), 7), 1);
     cpu::explicit_integer_sum<F>(
         {{kept.data()}, wide_weights.data(), {whole.data()}, shape.batch, {entries}}, threads);
     check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": explicit integers");
