@@ -115,6 +115,17 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         update.step(params, sums, rule=rule, state=rule.init(params), noise=drawn, **on)
         return params
 
+    def led_back() -> list[Tensor]:
+        params, sums = [t(33, 9)], [(1e6 * t(33, 5)).to(torch.int32)]
+        signal, back = t(5, 9).cpu().double(), t(9, 5).cpu().double()
+        maps = update.PairMaps((update.PairMap(signal=signal, back=back),)).only_back
+        drawn = update.Noise(
+            distribution="gaussian", scales=(0.5,), stream=STREAM, positions=(512,)
+        )
+        rule = update.SGD(lr=0.1)
+        update.step(params, sums, rule=rule, state=rule.init(params), noise=drawn, maps=maps, **on)
+        return params
+
     def projected() -> list[Tensor]:
         params = [t(33, 7), t(5)]
         update.project(params, update.Ball(0.7), **on)
@@ -234,6 +245,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             *(21, 33),
             run=lambda f, o: ghost.linear_integer_sum(rows(33), rows(21), f, o, **on),
         ),
+        "ghost.linear_integer_norm": lambda: ghost.linear_integer_norm(rows(33), rows(21), **on),
         "ghost.linear_sum_error": lambda: ghost.linear_sum_error(rows(33), rows(21), **on),
         "product.matmul": lambda: product.matmul(t(BATCH, 33), t(33, 21), t(21), **on),
         "recurrent.lstm": lambda: recurrent.lstm(rows(9), *states(2), *weights(20, 9), **on),
@@ -278,7 +290,8 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             t(BATCH, 5, 3, 3, 3), torch.eye(9, dtype=torch.float64, device=t.device), **on
         ),
         "update.step": lambda: [
-            stepped(rule) for rule in (update.SGD(lr=0.1), update.AdamW(lr=0.01))
+            *(stepped(rule) for rule in (update.SGD(lr=0.1), update.AdamW(lr=0.01))),
+            led_back(),
         ],
         "update.advance": lambda: update.advance(
             update.step_counter(update.AdamW(lr=0.1), 3, t.device), rule=update.AdamW(lr=0.1), **on
