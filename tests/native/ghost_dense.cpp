@@ -214,9 +214,9 @@ Size test_linear(const cpu::LinearShape& shape) {
         {x.data(), y.data(), wide_weights.data(), whole.data(), cpu::LinearRounding::kOperands,
          shape.batch, shape.positions, shape.inputs, shape.outputs},
         threads);
-    const double most = *std::max_element(sum_sizes.begin(), sum_sizes.end());
+    const double most = kMany * *std::max_element(sum_sizes.begin(), sum_sizes.end());
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      const double off = static_cast<double>(whole.values()[i] - 7) - terms[i];
+      const double off = static_cast<double>(whole.values()[i] - 7) - kMany * terms[i];
       check(std::fabs(off) <= 1e-2 * most + static_cast<double>(shape.batch),
             where + ": integers of rounded operands");
     }
