@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpkern.engine.exact_sums import Aim
 from dpkern.engine.program import arithmetic
-from dpkern.ops import clip, direct
+from dpkern.ops import clip, direct, testing
 from dpkern.ops.backends import cpu
 from tests.engine.replayed_loops import Loop, Net, both, loop
 from tests.engine.test_exact_sums import M, norm_square
@@ -50,6 +50,20 @@ class Flat(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(20, 9), nn.Tanh(), nn.Linear(9, 3))
 
 
+class Wide(nn.Module):
+    """A layer over enough positions for operands that are rounded to integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.linspace(-3.0, 3.0, 33 * 64).view(33, 64))
+        self.inner, self.last = nn.Linear(64, 70), nn.Linear(70, 3)
+        assert direct.rounds_operands(33, 64, 70) or testing.available_isas()[-1] == "amx"
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread = torch.sin(x.flatten(1).sum(1)[:, None, None] * self.grid)
+        return self.last(torch.tanh(self.inner(spread)).mean(1))
+
+
 def exact(replayed: bool, **options: Any) -> tuple[Loop, Seen]:
     """A run whose weights stay, with a watched step."""
     options = {
@@ -75,7 +89,7 @@ def one(run: Loop, weights: Tensor) -> None:
 ADVERSARIAL = torch.tensor([1e18, 1e-30, 0.0, 1.0, 1e6, -3.0, 1e-6, 0.5])
 
 
-@pytest.mark.parametrize("make", [Net, Flat])
+@pytest.mark.parametrize("make", [Net, Flat, Wide])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_record_changes_a_replayed_sum_by_its_own_integers(make: Any, threads: int) -> None:
     before = torch.get_num_threads()
