@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..base.dispatch import availability
+from ..base.dispatch import availability, wanted_backend
 from ..ops.spectral._lines import LONGEST
 from ..ops.spectral._plan import takes
 from ..ops.spectral._sizes import fast
@@ -23,6 +23,7 @@ _COLUMN = 1024
 
 def assumption_of(plan: Plan, device: torch.device, backend: str | None) -> str | None:
     """Return the condition under which such norms are not too small; None where none is."""
+    backend = backend or wanted_backend()
     places = []
     for release in dict.fromkeys(block.release for block in plan.blocks):
         if not (isinstance(release, Taps) and release.needs_operands):

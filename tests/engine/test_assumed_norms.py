@@ -98,3 +98,9 @@ def test_devices_have_kernels_of_their_own(
 
 def test_the_reference_has_no_proof_of_its_own() -> None:
     assert "on grids of 18 x 18" in conditions(16, GReDP, "reference")
+
+
+def test_a_backend_that_the_caller_chose_around_the_engine_counts() -> None:
+    with dpkern.use("reference"):
+        assert "Fourier" in conditions(16, GReDP)
+    assert "Fourier" not in conditions(16, GReDP)
