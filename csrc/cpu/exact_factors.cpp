@@ -10,6 +10,7 @@
 
 #include "cpu/factor_bytes.h"
 #include "cpu/factor_rounding.h"
+#include "cpu/linear_parts.h"
 #include "cpu/pair_tile.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
@@ -90,17 +91,12 @@ void add_samples(const Samples<F>& samples, std::int32_t* out, int team) {
       Product<F, decltype(width)::value, decltype(vnni)::value>{samples}.pack(begin, end, g, a);
     });
   });
-  const bool by_columns = column_panels >= row_panels;
-  parallel_for(std::max(column_panels, row_panels), 1, team,
-               [&](std::int64_t begin, std::int64_t end) {
-                 const Range own{begin, end};
-                 const Range rows = by_columns ? Range{0, row_panels} : own;
-                 const Range columns = by_columns ? own : Range{0, column_panels};
-                 versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
-                   const Product<F, decltype(width)::value, decltype(vnni)::value> product{samples};
-                   product.add(g, a, rows, columns, out);
-                 });
-               });
+  for_panels(row_panels, column_panels, team, [&](Range rows, Range columns) {
+    versioned_by_pairs([&](auto width, auto vnni) DPK_INLINE {
+      const Product<F, decltype(width)::value, decltype(vnni)::value> product{samples};
+      product.add(g, a, rows, columns, out);
+    });
+  });
 }
 
 }  // namespace

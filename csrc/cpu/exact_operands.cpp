@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/linear_parts.h"
 #include "cpu/operand_rounding.h"
 #include "cpu/pair_tile.h"
 #include "cpu/panels.h"
@@ -337,15 +338,10 @@ void add_samples(const F* a, const F* g, const F* factors, const std::int64_t* a
       for (std::int64_t i = begin; i < end; ++i) scales[i] = block.round(i, rows_g, rows_a);
     });
   });
-  const bool by_columns = column_panels >= row_panels;
-  parallel_for(
-      std::max(column_panels, row_panels), 1, team, [&](std::int64_t begin, std::int64_t end) {
-        const Range own{begin, end};
-        const Range rows = by_columns ? Range{0, row_panels} : own;
-        const Range columns = by_columns ? own : Range{0, column_panels};
-        with_block([&](const auto& block)
-                       DPK_INLINE { block.add(rows_g, rows_a, scales, rows, columns, out); });
-      });
+  for_panels(row_panels, column_panels, team, [&](Range rows, Range columns) {
+    with_block([&](const auto& block)
+                   DPK_INLINE { block.add(rows_g, rows_a, scales, rows, columns, out); });
+  });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/amx.h"
+#include "cpu/linear_parts.h"
 #include "cpu/panels.h"
 #include "cpu/parallel.h"
 
@@ -235,14 +236,9 @@ void add_by_bytes(const Samples<F>& samples, std::int32_t* out, int threads) {
           pack_group(left, right, inputs, outputs, group);
         }
       });
-  const bool by_columns = right.panels() >= left.panels();
-  parallel_for(std::max(left.panels(), right.panels()), 1, threads,
-               [&](std::int64_t begin, std::int64_t end) {
-                 const Range own{begin, end};
-                 const Range rows = by_columns ? Range{0, left.panels()} : own;
-                 const Range columns = by_columns ? own : Range{0, right.panels()};
-                 add_products(left, right, shape, rows, columns, out);
-               });
+  for_panels(left.panels(), right.panels(), threads, [&](Range rows, Range columns) {
+    add_products(left, right, shape, rows, columns, out);
+  });
 }
 
 #else

@@ -47,6 +47,16 @@ void for_parts(const LinearShape& shape, int threads, const F& add) {
   });
 }
 
+// add(rows, columns) for parts of a grid of panels; the longer side is shared among threads.
+template <class F>
+void for_panels(std::int64_t rows, std::int64_t columns, int threads, const F& add) {
+  const bool by_columns = columns >= rows;
+  parallel_for(std::max(columns, rows), 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Range own{begin, end};
+    add(by_columns ? Range{0, rows} : own, by_columns ? own : Range{0, columns});
+  });
+}
+
 // add(block, rows, columns, to) for all blocks of samples. Sums of integers do not depend on the
 // order: where copies of them are small, a thread takes whole blocks and adds to a copy of its own,
 // so that no operand is packed twice.
