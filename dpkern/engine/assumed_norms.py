@@ -13,6 +13,7 @@ from ..ops.spectral._plan import takes
 from ..ops.spectral._sizes import fast
 from ..privacy.mechanisms import Plan
 from ..privacy.mechanisms.release import Taps
+from ..step import DPStep
 
 _BLOCK = 128
 """Largest blocks of circulant layers whose norms are all taken by kernels of ours."""
@@ -21,9 +22,33 @@ _COLUMN = 1024
 """Values of a column that blocks of CUDA's kernels hold, whatever their factors."""
 
 
+class AssumedNorms:
+    """Enter into the ledger what norms rest on, for each backend that takes some of them.
+
+    Args:
+        step: the private step, whose plan says what is normed and on which grids.
+        device: the parameters' device.
+        backend: the backend of all steps; None is that in force around each.
+    """
+
+    def __init__(self, step: DPStep, device: torch.device, backend: str | None) -> None:
+        self._step, self._device, self._backend = step, device, backend
+        self._looked_at: set[str | None] = set()
+        self()
+
+    def __call__(self) -> None:
+        """Enter it for the backend that is in force now."""
+        backend = self._backend or wanted_backend()
+        if backend in self._looked_at:
+            return
+        self._looked_at.add(backend)
+        assumed = assumption_of(self._step.plan, self._device, backend)
+        if assumed is not None:
+            self._step.ledger.assume(assumed)
+
+
 def assumption_of(plan: Plan, device: torch.device, backend: str | None) -> str | None:
     """Return the condition under which such norms are not too small; None where none is."""
-    backend = backend or wanted_backend()
     places = []
     for release in dict.fromkeys(block.release for block in plan.blocks):
         if not (isinstance(release, Taps) and release.needs_operands):

@@ -18,7 +18,7 @@ from ..step.noise_binding import refuse_shards
 from ..step.step import DPStep
 from . import distributed, observing, validate
 from .arguments import MakePrivateOptions, loader_of, sampling_of
-from .assumed_norms import assumption_of
+from .assumed_norms import AssumedNorms
 from .capture import Capture
 from .default_arithmetic import choose_arithmetic
 from .loader import PrivateLoader, check_loader
@@ -121,13 +121,11 @@ def make_parts(
     )
     if sharded is not None:
         check_plan(step)
-    assumed = assumption_of(step.plan, capture.parameters[0].device, options.backend)
-    if assumed is not None:
-        step.ledger.assume(assumed)
     if why_float:
         log.info("%s", why_float)
         step.ledger.state_invariance(False, (why_float,))
     adapter = OptimizerAdapter(optimizer, capture, step, processes=processes, sharded=sharded)
+    adapter.assumed = AssumedNorms(step, capture.parameters[0].device, options.backend)
     if wrapper is not module:
         distributed.refuse_wrapper(wrapper, lambda: capture.attached)
     capture.guard.on_late_finding = step.taint

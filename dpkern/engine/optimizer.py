@@ -98,6 +98,8 @@ class OptimizerAdapter:
             optimizer, capture.parameters, lambda: boundary.writes, boundary.note_written
         )
         """The contents that the last step has left, where the next one compares them."""
+        self.assumed: Callable[[], None] | None = None
+        """Enters into the ledger what norms of the backend in force rest on."""
         self._shown: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._own_step: Callable[..., Any] = optimizer.step
@@ -367,6 +369,8 @@ class OptimizerAdapter:
 
     def _take_over(self) -> None:
         """Adopt the numbers that the user or a schedule changed on the optimizer."""
+        if self.assumed is not None:
+            self.assumed()
         size = self.optimizer.__dict__[SIZE]
         if size != self.dp_step.expected_batch_size:
             raise InvalidInput(

@@ -20,13 +20,17 @@ def network(padding: int) -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(8, 2))
 
 
-def conditions(
+def conditions(*given: Any, **options: Any) -> str:
+    return " ".join(made(*given, **options)[0].step.ledger.conditions)
+
+
+def made(
     side: int,
     kind: type[GReDP] | type[SpectralDP],
     backend: str | None = None,
     padding: int = 1,
     **options: Any,
-) -> str:
+) -> tuple[dpkern.PrivacyEngine, tuple[Any, ...]]:
     model, x = network(padding), torch.randn(4, 1, side, side)
     given = {"keep_fraction": 0.5} if kind is SpectralDP else {}
     mechanism = kind(
@@ -38,14 +42,14 @@ def conditions(
         **options,
     )
     engine = dpkern.PrivacyEngine()
-    engine.make_private(
+    private = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(TensorDataset(x, torch.zeros(4, dtype=torch.long)), batch_size=2),
         mechanism=mechanism,
         backend=backend,
     )
-    return " ".join(engine.step.ledger.conditions)
+    return engine, private
 
 
 @pytest.mark.parametrize("kind", [GReDP, SpectralDP])
@@ -104,3 +108,19 @@ def test_a_backend_that_the_caller_chose_around_the_engine_counts() -> None:
     with dpkern.use("reference"):
         assert "Fourier" in conditions(16, GReDP)
     assert "Fourier" not in conditions(16, GReDP)
+
+
+@pytest.mark.parametrize("around", ["backward", "step"])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_a_backend_that_the_loop_chooses_counts(around: str, clipping: str) -> None:
+    options = {} if clipping == "flat" else {"clipping": clipping}
+    engine, (model, optimizer, loader) = made(16, GReDP, **options)
+    for backend, (x, y) in zip(("cpu", "reference"), loader, strict=True):
+        chosen, usual = dpkern.use(backend), dpkern.use("cpu")
+        with chosen if around == "backward" else usual:
+            nn.functional.cross_entropy(model(x), y).backward()
+        with dpkern.use(backend if around == "step" else "cpu"):
+            optimizer.step()
+        optimizer.zero_grad()
+        named = "Fourier" in " ".join(engine.step.ledger.conditions)
+        assert named == (backend == "reference")
