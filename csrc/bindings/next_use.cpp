@@ -26,7 +26,8 @@ bool is_watched(PyObject* capture) {
 }
 
 bool is_given(PyObject* capture, PyObject* x) {
-  const Owned inputs = get(capture, names()._inputs);
+  const Owned passes = get(capture, names().passes);
+  const Owned inputs = passes ? get(passes.get(), names().inputs) : Owned();
   if (!inputs || !PyTuple_CheckExact(inputs.get())) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs.get()); ++i) {
     if (PyTuple_GET_ITEM(inputs.get(), i) == x) return true;

@@ -52,7 +52,6 @@ extern Known known;
 // Interned names.
 struct Names {
 #define DPK_NAME(name) PyObject* const name = PyUnicode_InternFromString(#name)
-  DPK_NAME(_inputs);
   DPK_NAME(_private);
   DPK_NAME(_public);
   DPK_NAME(_sequence_nr);
@@ -70,8 +69,10 @@ struct Names {
   DPK_NAME(eps);
   DPK_NAME(grad_fn);
   DPK_NAME(guard);
+  DPK_NAME(inputs);
   DPK_NAME(materialize_grads);
   DPK_NAME(next_functions);
+  DPK_NAME(passes);
   DPK_NAME(program);
   DPK_NAME(resize_);
   DPK_NAME(run);

@@ -82,7 +82,7 @@ class BatchOrder:
         """Record that the current samples have had their step."""
         self.boundary.unfinished_pass = False
         self.boundary.losses.forget()
-        self.capture.forget_inputs()
+        self.capture.passes.forget_inputs()
         self._waiting = None if self._waiting is None else False
 
     def expect(self, batch: YieldedBatch) -> None:

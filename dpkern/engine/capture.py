@@ -20,26 +20,22 @@ from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from . import torch_callers  # noqa: F401 (its refusals register themselves)
 from .graph_capture import GraphCapture
 from .guard import ForwardGuard
-from .hooks import Hook
 from .local import local
 from .module_parameters import ModuleParameters, no_gradient
 from .nodes_between import nodes_between
-from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
+from .parameter import PrivateParameter, without_torch_function
+from .passes import ForwardPasses, rows_of_each
 from .per_sample_gradients import (
     ExplicitGradients,
     LinearGradients,
     PerSampleGradients,
     squared_norms,
 )
-from .probe import INPUT, WatchedInput
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
 from .row_owners import GatheredRows, owners_of
-from .sets_requires_grad import sets_requires_grad
 from .sum_store import SumStore
-from .uncompiled import SHORT_CUTS, show_forward
-from .unshared import fewest_holders, is_held_as
 from .uses import (
     BackwardClipper,
     CapturedGradients,
@@ -163,13 +159,11 @@ class Capture:
         self._public = False
         self._skipped = False
         self._gathered = GatheredRows()
-        self._inputs: tuple[Tensor, ...] = ()
-        """Arguments of the running pass."""
-        self._hooks: list[Any] = []
-        self._shows_forward = False
+        self._attached = False
         self.guard = ForwardGuard(self)
         """The guard that probes forward passes and watches the module's state."""
-        self._fewest_holders = fewest_holders()
+        self.passes = ForwardPasses(self)
+        """The hooks that see the module's forward passes begin and end."""
         self._held = ModuleParameters(module)
         self.program = Program(self)
         """The program that replays steps of a structure met before."""
@@ -179,14 +173,12 @@ class Capture:
     @property
     def watching(self) -> bool:
         """Whether uses are captured now."""
-        return (
-            bool(self._hooks) and not self._public and not self._skipped and not self.guard.running
-        )
+        return self._attached and not self._public and not self._skipped and not self.guard.running
 
     @property
     def attached(self) -> bool:
         """Whether the parameters are private."""
-        return bool(self._hooks)
+        return self._attached
 
     @property
     def records(self) -> int:
@@ -215,43 +207,20 @@ class Capture:
 
     def attach(self) -> None:
         """Make the parameters private; calling it twice changes nothing."""
-        if self._hooks:
+        if self._attached:
             return
-        from .layers import packed  # here, because the rules import this module
-
         # The probe and the backward pass read the same graph, so compiled parts keep its buffers.
         compiler_config.donated_buffer = False
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
-        self._shows_forward = show_forward(self.module)
-        self._hooks = [
-            self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            self.module.register_forward_hook(Hook(self.graphs.end_of_pass), always_call=True),
-            self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
-        ]
-        self.guard.attach()
-        enter = Hook(self._enter)
-        self._hooks.append(
-            self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-        )
-        for part in self.module.modules():
-            if isinstance(part, nn.RNNBase):
-                # Only the module knows how it sorted packed sequences.
-                self._hooks += [
-                    part.register_forward_pre_hook(packed.note_order, with_kwargs=True),
-                    part.register_forward_hook(packed.forget_order, always_call=True),
-                ]
+        self._attached = True
+        self.passes.attach()
 
     def detach(self) -> None:
         """Make the parameters ordinary again and forget what was captured."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        if self._shows_forward:
-            self._shows_forward = False
-            self.module.__dict__.pop("forward", None)
-        self.guard.detach()
+        self._attached = False
+        self.passes.detach()
         self.discard()
         for slot in self.slots:
             if type(slot.used) is PrivateParameter:
@@ -274,12 +243,12 @@ class Capture:
             )
         self.handed_out = True
         self.batch = batch
-        self._next_samples()
+        self.next_samples()
 
     def begin_piece(self, records: int) -> None:
         """Begin a piece of the batch with this number of records."""
         self.batch = records
-        self._next_samples()
+        self.next_samples()
 
     def look_again(self) -> None:
         """Count every use as unseen, because modules or hooks have changed."""
@@ -295,7 +264,7 @@ class Capture:
         """Let each forward pass bring new samples from now on, without a loader."""
         self.handed_out = False
         self.batch = None
-        self._next_samples()
+        self.next_samples()
 
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
@@ -345,7 +314,7 @@ class Capture:
         """
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
-        folded = _fold(rows, batch)
+        folded = rows_of_each(rows, batch)
         names = ", ".join(t.source.name for t in targets if t is not None)
         owners, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
         if owners is not None:
@@ -391,17 +360,6 @@ class Capture:
         """Whether rows of an operand were gathered inside the module, in a way that is followed."""
         found = owners_of(x, self.batch or 0, self._ticket)
         return found is not None and found[1]
-
-    def given(self, tensor: Tensor) -> bool:
-        """Whether the tensor shares the memory of an argument that the module was called with."""
-        if any(tensor is argument for argument in self._inputs):
-            return True
-        place = tensor.untyped_storage().data_ptr()
-        return any(argument.untyped_storage().data_ptr() == place for argument in self._inputs)
-
-    def forget_inputs(self) -> None:
-        """Release the arguments of the last pass, so that the next one can use their memory."""
-        self._inputs = ()
 
     def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
         """Return the number of samples.
@@ -577,113 +535,6 @@ class Capture:
             raise error
         self.collected.append(error)
 
-    def _enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Identify the records of the module's inputs, before all other hooks."""
-        if self.guard.running:
-            return None
-        self._skipped = False
-        self.graphs.end_of_pass()  # of one that failed in the compiler
-        changed = None
-        if self.boundary is not None and self.collected is None:
-            changed = args, kwargs = self.boundary.enter(args, kwargs)
-        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
-            changed = args, kwargs = self.row_padding.enter(args, kwargs)
-        self.guard.before(args, kwargs)
-        nodes_between.begin()  # after the passes of a probe
-        return changed
-
-    def _before_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.guard.running:
-            return None
-        self.verification.watch_node = None
-        SHORT_CUTS.clear()  # of a pass that failed before its module ran
-        if not torch.is_grad_enabled():
-            return None
-        if self._public or self._skipped:
-            self.graphs.skip()
-            return None
-        usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
-        given = self._inputs = args if usual else tuple(tensors_in((args, kwargs)))
-        rows = None
-        for tensor in given:
-            if tensor.dim():
-                rows = int(tensor.shape[0])
-                break
-        if self.handed_out:
-            # Evaluation uses other samples, whose gradients would be refused as leaks.
-            fits = rows is None or rows == self.batch or _fold(rows, self.batch or 0) is not None
-            self._skipped = not fits and not module.training
-        else:
-            self._next_samples()
-            self.batch = rows
-            if self.boundary is not None and self.boundary.entered_records is not None:
-                self.batch = self.boundary.entered_records
-        if self._skipped:
-            self.graphs.skip()
-        else:
-            self.graphs.begin(args, kwargs)
-        if (
-            not self.verification.watch_input
-            or rows != self.batch
-            or self._skipped
-            or self.graphs.active
-        ):
-            if self.guard.is_as_looked:
-                self.program.offer_short_cut()
-            return None
-        return self._watched((args, kwargs))
-
-    def _watched(
-        self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments with the first tensor as a copy whose gradient the probe sees.
-
-        None if that tensor is not floating, or if the module sets ``requires_grad`` of tensors: a
-        copy with a graph forbids it, and the guard's passes tell alone whether samples mix.
-        """
-        first = next((t for t in tensors_in(arguments) if t.dim()), None)
-        if first is None or not first.is_floating_point() or sets_requires_grad(self.module):
-            return None
-        use = CapturedOp(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
-        copied = applied(WatchedInput, self.anchor, use, first)
-        self.verification.watch_node = None if first.requires_grad else copied.grad_fn
-        watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(arguments, first, copied)
-        return watched
-
-    def _after_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        if self.guard.running:
-            return None
-        if torch.is_grad_enabled() and not self._public:
-            # Uses within reentrant checkpoints show only in the backward pass.
-            known = self.verification
-            needed = self.watching and (bool(known.fresh) or known.watch_input)
-            if needed or self.any_rank is not None:
-                self.verify(output, idle=not needed)
-        made = output
-        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
-            output = self.row_padding.leave(output)
-        followed = self.boundary if self.collected is None else None
-        if self._public or (self._skipped and followed and not followed.in_placeholder):
-            followed = None
-        self._skipped = False
-        self.guard.after(args, kwargs, made)
-        del made  # the last other holder of an output that was not padded
-        if followed is None:
-            return output
-        alone = type(output) is Tensor and is_held_as(output, self._fewest_holders)
-        return followed.leave(output, alone=alone)
-
-    def is_last_hook(self) -> bool:
-        """Whether nothing changes the module's output after ``_after_forward``."""
-        last = next(reversed(self.module._forward_hooks.values()), None)
-        return isinstance(last, Hook) and last.call == self._after_forward and not _GLOBAL_HOOKS
-
     def undo_mean(self, losses: Sequence[Tensor]) -> bool:
         """Whether the backward pass that begins undoes the mean of these losses.
 
@@ -703,7 +554,8 @@ class Capture:
         records = self.arrived_batch - self.arrived_padded
         return (records if mean else 1) / self.loss_scale
 
-    def _next_samples(self) -> None:
+    def next_samples(self) -> None:
+        """Begin new samples: uses count anew."""
         self.program.next_samples()
         self._ticket += 1
         self.verification.begin_samples()
@@ -731,7 +583,6 @@ class Capture:
 
 _USED = attrgetter("used")
 _WIDE = frozenset((torch.float32, torch.float64))
-_GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
 
 
 def _in_half(x: Tensor) -> bool:
@@ -740,10 +591,3 @@ def _in_half(x: Tensor) -> bool:
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind) is torch.float16
     return x.dtype is torch.float16
-
-
-def _fold(rows: int, batch: int) -> int | None:
-    """Return the number of rows of each sample; None if the rows do not divide evenly."""
-    if batch == 0:
-        return 1 if rows == 0 else None
-    return rows // batch if rows and rows % batch == 0 else None

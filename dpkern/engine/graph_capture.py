@@ -316,12 +316,12 @@ class GraphCapture:
         before = Snapshot(capture.module)
         counts = [(slot, slot.uses, slot.indirect) for slot in capture.slots]
         expressions, activations = list(capture.expressions), capture.budget.activations
-        inputs = capture._inputs
+        inputs = capture.passes.inputs
         args, kwargs = fresh((args, kwargs))
-        capture._inputs = tuple(tensors_in((args, kwargs)))
+        capture.passes.inputs = tuple(tensors_in((args, kwargs)))
         try:
             if watched:
-                args, kwargs = capture._watched((args, kwargs)) or (args, kwargs)
+                args, kwargs = capture.passes.watched((args, kwargs)) or (args, kwargs)
             with nothing_compiled():
                 yield capture.module.forward(*args, **kwargs)
         finally:
@@ -331,7 +331,7 @@ class GraphCapture:
                 slot.uses, slot.indirect = uses, indirect
             capture.expressions[:] = expressions
             capture.budget.activations = activations
-            capture._inputs, capture.verification.watch_node = inputs, None
+            capture.passes.inputs, capture.verification.watch_node = inputs, None
 
     # taps
 

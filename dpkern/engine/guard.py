@@ -244,7 +244,7 @@ class ForwardGuard:
         A secret probe runs on a part of the batch, except of a plain stack, which needs no further
         pass on all of it.
         """
-        own = self.capture.is_last_hook() and self.capture.collected is None
+        own = self.capture.passes.is_last_hook() and self.capture.collected is None
         if own and (why == "new" or (why == "secret" and self._is_plain)):
             self._why = why
             if self.capture.any_rank is None and runs_layers_alone(self.module, args, kwargs):

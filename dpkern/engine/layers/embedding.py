@@ -98,8 +98,8 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     batch = capture.require_batch("embedding", ())
     if ids.dim() == 0 or ids.shape[0] != batch:
         folded = ids.dim() > 1 and batch > 0 and ids.shape[0] % batch == 0
-        return not (folded and capture.given(ids))
-    if ids.dim() > 1 or batch < 2 or capture.given(ids):
+        return not (folded and capture.passes.given(ids))
+    if ids.dim() > 1 or batch < 2 or capture.passes.given(ids):
         return False
     # As many positions as samples: 0, 1, 2, ... are positions.
     expression.check_readable(ids, "indices")

@@ -159,7 +159,7 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return True
     if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
         return False
-    if _is_identity(tensor) and not source_of(private[0]).capture.given(tensor):
+    if _is_identity(tensor) and not source_of(private[0]).capture.passes.given(tensor):
         return False
     if batch == 1:  # everything is the one sample's; constants do no harm as data
         return True
@@ -176,7 +176,12 @@ def is_constant_operand(tensor: Tensor, private: Tensor) -> bool:
     if is_buffer(tensor, private):
         return True
     capture = source_of(private).capture
-    if tensor.requires_grad or not capture.batch or tensor.dim() == 0 or capture.given(tensor):
+    if (
+        tensor.requires_grad
+        or not capture.batch
+        or tensor.dim() == 0
+        or capture.passes.given(tensor)
+    ):
         return False
     if getattr(tensor, _SAMPLES, False):
         return False
@@ -220,7 +225,7 @@ def _is_identity(tensor: Tensor) -> bool:
 
 def is_buffer(tensor: Tensor, private: Tensor) -> bool:
     """Whether a tensor shares the memory of a buffer, which belongs to no sample."""
-    if tensor.requires_grad or source_of(private).capture.given(tensor):
+    if tensor.requires_grad or source_of(private).capture.passes.given(tensor):
         return False
     place = tensor.untyped_storage().data_ptr()
     buffers = source_of(private).capture.module.buffers()

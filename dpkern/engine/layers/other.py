@@ -94,7 +94,7 @@ def _is_constant(into: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> b
     """Whether a tensor that is written into holds neither samples nor state of the module."""
     private = [t for t in tensors_in((args, kwargs)) if is_private(t)]
     capture = source_of(private[0]).capture
-    if into.requires_grad or into._is_view() or capture.given(into):
+    if into.requires_grad or into._is_view() or capture.passes.given(into):
         return False
     if expression.is_buffer(into, private[0]):
         return False

@@ -119,7 +119,7 @@ class ModuleBoundary:
         self._rows = None
         capture = self.capture
         # Nothing has skipped the pass yet, and no probe runs: the capture watches it.
-        watched = capture._hooks and not capture._public
+        watched = capture.attached and not capture._public
         if self.has_loader and watched and torch.is_grad_enabled():
             found = entered(args, kwargs)
             if found is not None:  # the usual loop
