@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from dpkern.engine.program.circulant import CirculantSite
 from dpkern.nn import BlockCirculantLinear
+from dpkern.privacy.mechanisms import GReDP, SpectralDP
 from tests.engine.replayed_loops import STEPS, Loop, both
 
 
@@ -84,15 +86,17 @@ def two_losses(run: Loop) -> None:
     run.losses = 2
 
 
+ARITHMETICS = pytest.mark.parametrize("arithmetic", ["float", "exact"])
 CHANGES = [None, double, use_twice, edit, freeze_bias, freeze_weight, turn_around, two_losses]
 
 
+@ARITHMETICS
 @pytest.mark.parametrize("flat", [False, True], ids=["positions", "one position"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__ if c else "nothing")
 def test_replayed_steps_have_the_bits_of_recorded_ones(
-    change: Callable[[Loop], None] | None, flat: bool
+    change: Callable[[Loop], None] | None, flat: bool, arithmetic: str
 ) -> None:
-    run = both(change, make=lambda: Blocks(flat=flat))
+    run = both(change, make=lambda: Blocks(flat=flat), arithmetic=arithmetic)
     if change is None:
         assert run.replays >= STEPS - 3
         assert run.reasons[-1] == ""
@@ -104,13 +108,22 @@ def test_gradients_with_gaps_in_memory_are_replayed(flat: bool) -> None:
     assert run.replays >= STEPS - 3
 
 
-def test_kernels_of_large_layers_are_replayed() -> None:
-    run = both(make=lambda: Blocks(flat=True, large=True))
+@ARITHMETICS
+def test_kernels_of_large_layers_are_replayed(arithmetic: str) -> None:
+    run = both(make=lambda: Blocks(flat=True, large=True), arithmetic=arithmetic)
     assert run.replays >= STEPS - 3
 
 
-def test_samples_that_are_not_finite_are_dropped() -> None:
-    both(make=lambda: Blocks(flat=True), nan=True)
+def test_corrected_mechanisms_train_circulant_layers() -> None:
+    """Corrected GReDP is DP-SGD there, in exact arithmetic; Spectral-DP has a map of its own."""
+    both(make=lambda: Blocks(flat=True), mechanism=GReDP)
+    kept = partial(SpectralDP, keep_fraction=0.75)
+    both(make=lambda: Blocks(flat=True), mechanism=kept, replays=False)
+
+
+@ARITHMETICS
+def test_samples_that_are_not_finite_are_dropped(arithmetic: str) -> None:
+    both(make=lambda: Blocks(flat=True), nan=True, arithmetic=arithmetic)
 
 
 def test_a_bias_that_is_summed_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

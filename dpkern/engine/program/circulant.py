@@ -12,7 +12,7 @@ from torch import Tensor
 from ...nn.functional import circulant_product
 from ..layers import circulant as recorded
 from ..parameter import REPLAYED, fresh, refuse_double_backward
-from ..per_sample_gradients import CirculantGradients
+from ..per_sample_gradients import ExplicitGradients, PerSampleGradients, to_sum_dtype_dense
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .recorded import RecordSite
@@ -41,9 +41,13 @@ class CirculantSite(RecordSite):
         outs, _, block = self.plain_weight.shape
         return (int(outs * block),)
 
-    def record_of(self, x: Tensor, g: Tensor) -> CirculantGradients:
+    def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         inputs, gradients = (t.reshape(self.batch, -1, *t.shape[-2:]) for t in (x, g))
-        return recorded.gradients_of(inputs, gradients, self.convention)
+        found = recorded.gradients_of(inputs, gradients, self.convention)
+        if not self.flat.arithmetic.exact:
+            return found
+        # Their integers are those of written rows, as in ``exact_sums``.
+        return ExplicitGradients(to_sum_dtype_dense(found.per_sample(), torch.float32))
 
     def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
         recorded.arrive(use, x, g)
