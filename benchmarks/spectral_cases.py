@@ -28,7 +28,6 @@ from dpkern.ops import ghost, noise, spectral
 from dpkern.ops.spectral import Band, literal
 from dpkern.ops.spectral._sizes import ConvolutionGrid, fast
 from dpkern.ops.spectral.conv_sum import conv_filtered
-from dpkern.ops.spectral.whiten import by_positions
 from dpkern.ops.testing import KEY
 
 BOUND = 1.0
@@ -295,12 +294,6 @@ class Work:
             return self._released(total)
         inputs = conv_filtered(self.x, self.layer, self.case.band)
         geometry = self.case.geometry | {"padding": 0}
-        if by_positions(self.layer.geometry, len(self.signal)):
-            sizes = {"kernel_size": self.case.kernel, "stride": self.case.stride}
-            squares = spectral.whitened_conv_norm(inputs, self.g, matrix=self.signal, **sizes)
-            total = torch.zeros_like(self.out)
-            ghost.conv_sum(inputs, self.g, self._factors(squares), total, **geometry)
-            return self._released(total)
         grads, _ = ghost.conv_gradient(inputs, self.g, **geometry)
         squares = spectral.whitened_norm(grads, self.signal)
         total = torch.zeros_like(self.out)

@@ -43,33 +43,28 @@ py::tuple rounding_bits(Address out, const py::bytes& stream, std::uint64_t firs
   return counted([&] { counted::rounding_bits(s, first, n, pointer<std::int16_t>(out)); });
 }
 
-py::tuple add_noise_integer(Address x, bool wide, const py::bytes& stream, int law,
-                            std::uint64_t first, Size n) {
-  const Stream s = from_bytes<Stream>(stream);
-  const auto distribution = static_cast<Distribution>(law);
+py::tuple add_noise_integer(Address x, bool wide, const py::bytes& noise, std::uint64_t first,
+                            Size n) {
+  const auto made = from_bytes<UpdateNoise>(noise);
   return counted([&] {
     if (wide) {
-      counted::add_noise_integer(s, distribution, first, n, pointer<std::int64_t>(x));
+      counted::add_noise_integer(made, first, n, pointer<std::int64_t>(x));
     } else {
-      counted::add_noise_integer(s, distribution, first, n, pointer<std::int32_t>(x));
+      counted::add_noise_integer(made, first, n, pointer<std::int32_t>(x));
     }
   });
 }
 
 // scales: an address of one scale per coordinate (of float64 if `wide_scales`), or 0.
-py::tuple add_noise_float(Address x, bool wide, const py::bytes& stream, const py::bytes& rounding,
-                          int law, std::uint64_t first, Size n, double scale, Address scales,
-                          bool wide_scales) {
-  const Stream s = from_bytes<Stream>(stream);
-  const Stream r = from_bytes<Stream>(rounding);
-  const auto distribution = static_cast<Distribution>(law);
+py::tuple add_noise_float(Address x, bool wide, const py::bytes& noise, std::uint64_t first, Size n,
+                          double scale, Address scales, bool wide_scales) {
+  const auto made = from_bytes<UpdateNoise>(noise);
   return counted([&] {
     by_type(wide, [&](auto zero) {
       by_type(wide_scales, [&](auto scale_zero) {
         using T = decltype(zero);
         using R = decltype(scale_zero);
-        counted::add_noise_float(s, r, distribution, first, n, scale, pointer<const R>(scales),
-                                 pointer<T>(x));
+        counted::add_noise_float(made, first, n, scale, pointer<const R>(scales), pointer<T>(x));
       });
     });
   });

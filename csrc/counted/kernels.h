@@ -20,13 +20,12 @@ void rounding_bits(const Stream& stream, std::uint64_t first, std::int64_t n, st
 
 // T = int32_t or int64_t.
 template <class T>
-void add_noise_integer(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                       T* x);
+void add_noise_integer(const UpdateNoise& noise, std::uint64_t first, std::int64_t n, T* x);
 
 // T, R = float or double; `scales`: one per coordinate, or null: `scale` for all.
 template <class T, class R>
-void add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
-                     std::uint64_t first, std::int64_t n, double scale, const R* scales, T* x);
+void add_noise_float(const UpdateNoise& noise, std::uint64_t first, std::int64_t n, double scale,
+                     const R* scales, T* x);
 
 // Returns how many sums were not finite. T = float or double.
 template <class T>

@@ -160,52 +160,41 @@ void rounding_bits(const Stream& stream, std::uint64_t first, std::int64_t n, st
 }
 
 template <class T>
-void add_noise_integer(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                       T* x) {
+void add_noise_integer(const UpdateNoise& noise, std::uint64_t first, std::int64_t n, T* x) {
   Operand<T> values(x, n);
-  cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
-    Draw draws[kTile];
-    draw_tile(stream, law, part.tile, draws);
-    for (int i = 0; i < part.count; ++i) {
-      const std::int64_t at = part.index + i;
-      values.store(at, release_integer(values[at], draws[part.offset + i]));
-    }
-  });
+  TensorNoise made(noise, false);
+  made.make(first, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    values.store(i, release_integer(values[i], made.draws[static_cast<std::size_t>(i)]));
+  }
 }
 
 template <class T, class R>
-void add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
-                     std::uint64_t first, std::int64_t n, double scale, const R* scales, T* x) {
+void add_noise_float(const UpdateNoise& noise, std::uint64_t first, std::int64_t n, double scale,
+                     const R* scales, T* x) {
   Operand<T> values(x, n);
   const Operand<const R> each(scales, scales == nullptr ? 0 : n);
   const Grid<T> for_all(scale);
-  cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
-    Draw draws[kTile];
-    Word bits[kTile];
-    draw_tile(stream, law, part.tile, draws);
-    rounding_tile(rounding, part.tile, bits);
-    for (int i = 0; i < part.count; ++i) {
-      const std::int64_t at = part.index + i;
-      const Grid<T> grid = scales == nullptr ? for_all : Grid<T>(wide(each[at]));
-      const Counted<T> units = values[at] * grid.per_unit;
-      const Counted<T> finite = choose(isfinite(units), units, Counted<T>{});
-      const int j = part.offset + i;
-      values.store(at, grid.cell * release_float(finite, bits[j], draws[j]));
-    }
-  });
+  TensorNoise made(noise, true);
+  made.make(first, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Grid<T> grid = scales == nullptr ? for_all : Grid<T>(wide(each[i]));
+    const Counted<T> units = values[i] * grid.per_unit;
+    const Counted<T> finite = choose(isfinite(units), units, Counted<T>{});
+    const auto at = static_cast<std::size_t>(i);
+    values.store(i, grid.cell * release_float(finite, made.bits[at], made.draws[at]));
+  }
 }
 
-template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
-                                std::int32_t*);
-template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
-                                std::int64_t*);
-template void add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                              std::int64_t, double, const float*, float*);
-template void add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                              std::int64_t, double, const double*, float*);
-template void add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                              std::int64_t, double, const float*, double*);
-template void add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                              std::int64_t, double, const double*, double*);
+template void add_noise_integer(const UpdateNoise&, std::uint64_t, std::int64_t, std::int32_t*);
+template void add_noise_integer(const UpdateNoise&, std::uint64_t, std::int64_t, std::int64_t*);
+template void add_noise_float(const UpdateNoise&, std::uint64_t, std::int64_t, double, const float*,
+                              float*);
+template void add_noise_float(const UpdateNoise&, std::uint64_t, std::int64_t, double,
+                              const double*, float*);
+template void add_noise_float(const UpdateNoise&, std::uint64_t, std::int64_t, double, const float*,
+                              double*);
+template void add_noise_float(const UpdateNoise&, std::uint64_t, std::int64_t, double,
+                              const double*, double*);
 
 }  // namespace dpkern::counted

@@ -17,7 +17,7 @@ from dpkern.base.rng import Key, Purpose
 from dpkern.cost import CIPHER, Counts
 from dpkern.cost.counted import KERNELS, CountedRun, open_cipher, tally_of
 from dpkern.cost.forms import FORMS
-from dpkern.ops import ghost, noise
+from dpkern.ops import ghost, noise, update
 from tests.cost.counted_cases import (
     COUNTED,
     WITH_NOISE,
@@ -137,6 +137,24 @@ def test_draws_from_tables_are_counted_as_they_are_made(name: str) -> None:
         assert all(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in pairs)
         seen += 1
     assert seen > 20
+
+
+def test_noise_of_a_tensor_alone_is_counted_with_every_source() -> None:
+    """As mechanisms take it whose releases the update does not map."""
+    for seed in SEEDS:
+        made, rng = build("add_noise", seed), random.Random(seed)
+        first, law = made.kwargs["position"], made.kwargs["distribution"]
+        place: dict[str, Any] = {"position": first, "count": made.args[0].numel()}
+        values = noise.lattice_draws(made.kwargs["stream"], distribution=law, **place)
+        for draws in table_draws(rng, law, 0), update.Draws(first, values):
+            calls = [build("add_noise", seed) for _ in range(3)]
+            for call in calls:
+                call.kwargs["draws"] = draws
+            check(calls[0])
+            tally_of(calls[1].op, calls[1].args, calls[1].kwargs)
+            by_kernel(calls[2])
+            counted, kernel = (call.args[0].nan_to_num(7.5) for call in calls[1:])
+            assert torch.equal(counted, kernel)
 
 
 @pytest.mark.parametrize("name", [*WITH_STREAM, *WITH_NOISE])

@@ -8,10 +8,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.codes import DISTRIBUTIONS
-from ...base.errors import InvalidInput
 from ...base.rng import Stream
 from ...ops import noise
 from ...ops._draws import Draws
+from ...ops._update_noise import UpdateNoise
 from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
 from ._tally import CountedRun, Kernel
@@ -68,18 +68,18 @@ def _add_noise(
     rounding: Stream | None = None,
     draws: Draws | None = None,
 ) -> tuple[torch.Tensor, CountedRun]:
-    if draws is not None:
-        raise InvalidInput(
-            "draws",
-            expected="noise that add_noise makes itself, to be counted",
-            got="draws made ahead",
-            remedy="Count update.step with them, or lattice_draws and rounding_bits apart.",
-        )
-    law = DISTRIBUTIONS.code(distribution)
-    place = law, position, x.numel()
+    drawn = UpdateNoise(
+        distribution=distribution,
+        scales=(1.0,),  # the release's own is told apart
+        stream=stream,
+        positions=(position,),
+        rounding=rounding,
+        draws=draws,
+    )
+    made = BYTES["UpdateNoise"](drawn)
+    place = position, x.numel()
     if x.dtype in noise.INTEGERS:
-        wide = x.dtype is torch.int64
-        packed = kernels().add_noise_integer(x.data_ptr(), wide, _bytes(stream), *place)
+        packed = kernels().add_noise_integer(x.data_ptr(), x.dtype is torch.int64, made, *place)
         increment_version(x)
         return x, tallied(packed)[1]
     assert rounding is not None
@@ -89,9 +89,8 @@ def _add_noise(
         if each is None
         else (1.0, each.data_ptr(), each.dtype is torch.float64)
     )
-    streams = _bytes(stream), _bytes(rounding)
     wide = x.dtype is torch.float64
-    packed = kernels().add_noise_float(x.data_ptr(), wide, *streams, *place, *scales)
+    packed = kernels().add_noise_float(x.data_ptr(), wide, made, *place, *scales)
     increment_version(x)
     return x, tallied(packed)[1]
 

@@ -12,7 +12,7 @@ from .circulant import circulant_gradient, circulant_norm, circulant_product, ci
 from .conv_norm import conv_norm
 from .conv_sum import conv_sum, sum_route
 from .filter import filtered
-from .whiten import conv_release, whitened_conv_norm, whitened_norm
+from .whiten import conv_release, whitened_norm
 from .whitened_bins import norm_by_bins, whitened_bins
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "smoothing",
     "sum_route",
     "whitened_bins",
-    "whitened_conv_norm",
     "whitened_norm",
     "whitening",
 ]

@@ -15,9 +15,9 @@ from ...base.memory import is_dense
 from ...base.signature import Double, Float, strided
 from .. import ghost
 from ..ghost._bounds import gamma
-from ..ghost._conv_geometry import Geometry, Size, check_geometry
+from ..ghost._conv_geometry import Size
 from ._band import Band
-from ._sizes import check_layer, planes
+from ._sizes import check_layer
 from .conv_norm import check_band
 from .conv_sum import conv_filtered
 
@@ -69,67 +69,6 @@ def whitened_norm(
     return above.square() * (1 + 2.0**-42)
 
 
-def by_positions(geometry: Geometry, rank: int) -> bool:
-    """Whether whitened windows are cheaper than whitened gradients: for few output positions."""
-    ins, outs = geometry.in_channels, geometry.out_channels
-    taps, positions = geometry.taps, geometry.positions
-    windows = positions * ins * taps * rank + positions * positions * (ins * rank + outs)
-    return geometry.groups == 1 and 2 * windows < outs * ins * taps * rank
-
-
-def whitened_conv_norm(
-    x: Tensor,
-    g: Tensor,
-    *,
-    matrix: Tensor,
-    kernel_size: Size,
-    stride: Size = 1,
-    dilation: Size = 1,
-    groups: int = 1,
-    backend: str | None = None,
-) -> Tensor:
-    """Run ``whitened_norm`` on a convolution's per-sample gradients, none of which is kept.
-
-    Where there are few output positions, M acts on the input's windows instead: with whitened
-    windows ``a[t] = M window_t(x)`` the norm is that of ``sum_t g_t a_t^T``.
-
-    Args:
-        x: padded (and filtered) inputs ``[B, ci, *S]``, as ``filtered`` makes them.
-        g: output gradients ``[B, co, *O]`` of the same dtype.
-        matrix: M, float64 ``[r, taps]``.
-        kernel_size, stride, dilation, groups: of the convolution; its padding is in x.
-        backend: name of the backend. None selects the first one that supports the call; see
-            ``dpkern info``.
-
-    Returns:
-        float64 ``[B]``, from above.
-
-    Raises:
-        InvalidInput: wrong type, shape, dtype, device, layout or size.
-    """
-    geometry = check_geometry(x, g, kernel_size, stride, 0, dilation, groups)
-    if not by_positions(geometry, len(matrix)):
-        sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride}
-        sizes |= {"dilation": dilation, "groups": groups, "backend": backend}
-        return whitened_norm(ghost.conv_gradient(x, g, **sizes)[0], matrix, backend=backend)
-    windows = torch.nn.functional.unfold(
-        planes(x),
-        (1, *geometry.kernel)[-2:],
-        dilation=(1, *geometry.dilation)[-2:],
-        stride=(1, *geometry.stride)[-2:],
-    )
-    taps = windows.mT.reshape(len(x), geometry.positions, -1, geometry.taps)
-    wide = taps.double()
-    rows = (wide @ matrix.T).flatten(2).to(x.dtype)
-    outs = g.flatten(2).mT.contiguous()
-    norms = ghost.linear_norm(rows, outs, backend=backend).sqrt()
-    # The rounding of every row, which need not cancel where the rows do.
-    error = torch.finfo(x.dtype).eps * rows.double().norm(dim=2)
-    error += gamma(geometry.taps + 8) * matrix.norm() * wide.flatten(2).norm(dim=2)
-    above: Tensor = norms + (error * outs.double().norm(dim=2)).sum(1)
-    return above.square() * (1 + 2.0**-42)
-
-
 def conv_release(
     x: Tensor,
     g: Tensor,
@@ -177,4 +116,4 @@ def conv_release(
     return coordinates, ghost.explicit_norm([coordinates], backend=backend)
 
 
-__all__ = ["by_positions", "conv_release", "whitened_conv_norm", "whitened_norm"]
+__all__ = ["conv_release", "whitened_norm"]
