@@ -181,14 +181,14 @@ def spectral_conv2d(
     without transforms, ``kh kw Ho Wo < 70 P Q``: they are convolved directly, as torch does.
 
     Args:
-        x: ``[B, ci, H, W]``.
+        x: ``[B, ci, H, W]``, or ``[ci, H, W]``.
         weight: ``[co, ci / groups, kh, kw]``.
         bias: ``[co]``, or None.
         stride, padding, dilation: an int, or one per dimension.
         groups: a divisor of ci and co.
 
     Returns:
-        ``[B, co, Ho, Wo]``.
+        ``[B, co, Ho, Wo]``, or ``[co, Ho, Wo]``.
 
     Raises:
         InvalidInput: shapes that do not fit.
@@ -201,6 +201,9 @@ def spectral_conv2d(
         options: tuple[Any, ...] = (stride, padding, dilation, groups)
         found: Tensor = handle_torch_function(spectral_conv2d, tensors, x, weight, bias, *options)
         return found
+    if x.dim() == 3:
+        alone = spectral_conv2d(x[None], weight, bias, stride, padding, dilation, groups)
+        return alone[0]
     steps, pads, spread = _pair(stride), _pair(padding), _pair(dilation)
     reach = [t * (k - 1) for t, k in zip(spread, weight.shape[2:], strict=True)]
     fits = x.dim() == weight.dim() == 4 and groups > 0 and weight.shape[0] % groups == 0

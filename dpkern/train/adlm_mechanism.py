@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..base.errors import InvalidInput
 from ..base.validate import choice
 from ..engine.named import read_settings
 from ..objective.adlm_networks import build, setting
-from ..privacy.accounting.history import NOTHING
 from ..privacy.mechanisms import AdLM
 from ..privacy.mechanisms.objective import near_law
 from ..privacy.theory.adlm import AdlmSetting
 from ..step.noise_tables import NoiseSource
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
-from .objective_mechanism import stated
+from .objective_mechanism import of_nothing, stated
 from .options import required
 
 DECIDED = ("epsilon", "mode", "setting")
@@ -86,29 +84,24 @@ def facts(
         source: source of the Laplace noise. None draws it from the key.
     """
     unprotected = "" if source is None else source.warning
-    given: dict[str, Any] = {
-        "variation": 0.0 if source is None else source.variation,
-        "draws": mechanism.noisy_coordinates,
-    }
-    known = mechanism.certificate(visits=visits, seeded=seeded)
-    found = near_law(known, **given)
-    secret = near_law(mechanism.certificate(visits=visits, seeded=False), **given).epsilon
+    variation = 0.0 if source is None or unprotected else source.variation
+    given: dict[str, Any] = {"variation": variation, "draws": mechanism.noisy_coordinates}
+    found = near_law(mechanism.certificate(visits=visits, seeded=seeded), **given)
+    secret = near_law(mechanism.certificate(visits=visits, seeded=False), **given)
     if unprotected:
-        secret = math.inf
-        notes = (*found.notes, unprotected)
-        found = replace(found, epsilon=math.inf, delta=1.0, certified_for=NOTHING, notes=notes)
+        secret = found = of_nothing(found, unprotected)
     said = stated(
         mechanism,
         found,
         non_private=unprotected or _reason(mechanism, found.epsilon, seeded),
         visits=visits,
-        epsilon_by_part=dict(mechanism.costs()),
+        epsilon_by_part={} if unprotected else dict(mechanism.costs()),
         # The sizes follow from the data.
         settings={key: value for key, value in mechanism.options().items() if key != "setting"},
     )
     if unprotected:
         said["epsilon_claimed"] = math.inf  # whatever the source says of noise that is fresh
-    return said | ({"epsilon_if_seed_secret": secret} if seeded else {})
+    return said | ({"epsilon_if_seed_secret": secret.epsilon} if seeded else {})
 
 
 def _reason(mechanism: AdLM, certified: float, seeded: bool) -> str | None:

@@ -51,15 +51,16 @@ def check(source: NoiseSource | None, mechanism: Mechanism) -> None:
     if source is None:
         return
     if source.layout is None:
-        _refuse(source, mechanism, "a mechanism whose steps draw noise")
+        _refuse(source, mechanism, "a mechanism whose steps draw noise", "there is none to draw")
     if mechanism.noise_moves:
-        _refuse(source, mechanism, "a mechanism that noises the same places at every step")
+        fixed = "a mechanism that noises the same places at every step"
+        _refuse(source, mechanism, fixed, "the update then draws its own noise")
 
 
-def _refuse(source: NoiseSource, mechanism: Mechanism, expected: str) -> None:
+def _refuse(source: NoiseSource, mechanism: Mechanism, expected: str, without: str) -> None:
     raise InvalidInput(
         "noise_source",
         expected=expected,
         got=f"{source.name} with {mechanism.name}",
-        remedy="Leave --noise-source out: the update then draws its own noise.",
+        remedy=f"Leave --noise-source out: {without}.",
     )

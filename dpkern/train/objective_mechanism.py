@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any
 
 from ..engine.named import read_settings
 from ..objective.records import Records
-from ..privacy.accounting import Certificate
+from ..privacy.accounting import Certificate, events
+from ..privacy.accounting.history import NOTHING
 from ..privacy.mechanisms import ObjectivePerturbation
 from ..privacy.mechanisms.functional import Functional
 from ..privacy.mechanisms.objective import COORDINATES, near_law
@@ -46,7 +48,7 @@ def certificate(
         mechanism: mechanism that releases the records.
         visits: number of visits of each record.
         seeded: the noise comes from a known seed.
-        unproved: why nothing can be certified of these records, or of this noise.
+        unproved: why nothing can be certified of these records.
         variation: total variation distance of a coordinate's noise from its law.
     """
     found = near_law(
@@ -56,7 +58,18 @@ def certificate(
     )
     if not unproved:
         return found
-    return replace(found, epsilon=math.inf, certified_for="nothing", notes=(*found.notes, unproved))
+    return replace(found, epsilon=math.inf, certified_for=NOTHING, notes=(*found.notes, unproved))
+
+
+def of_nothing(found: Certificate, warning: str) -> Certificate:
+    """Return the certificate of a run whose noise protects nobody, which ``warning`` says."""
+    return replace(
+        found,
+        epsilon=math.inf,
+        event=json.dumps(events.non_private()),
+        certified_for=NOTHING,
+        notes=(*found.notes, warning),
+    )
 
 
 def facts(
@@ -81,10 +94,12 @@ def facts(
     """
     unprotected = "" if source is None else source.warning
     unproved = "" if records is None else records.unproved
-    given: dict[str, Any] = {"visits": visits, "unproved": unprotected or unproved}
-    given["variation"] = 0.0 if source is None else source.variation
+    given: dict[str, Any] = {"visits": visits, "unproved": "" if unprotected else unproved}
+    given["variation"] = 0.0 if source is None or unprotected else source.variation
     secret = certificate(mechanism, seeded=False, **given)
     found = certificate(mechanism, seeded=seeded, **given)
+    if unprotected:
+        secret = found = of_nothing(found, unprotected)
     said = stated(
         mechanism,
         found,

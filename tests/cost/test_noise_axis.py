@@ -21,6 +21,7 @@ from dpkern.cost.phases import by_phase
 from dpkern.cost.systems import SYSTEMS
 from dpkern.ops import coef, noise, update
 from dpkern.privacy.mechanisms import DPSGD, LaplaceSGD, Mechanism
+from dpkern.reports import three_ways
 from dpkern.step.noise_tables import Layout
 from dpkern.step.noise_tables.named import SOURCES, source_of
 
@@ -259,3 +260,10 @@ def test_wrong_sources_are_refused() -> None:
         compare.report(noise=["dice"])
     with pytest.raises(InvalidInput, match="source: expected one of 'inline'"):
         op_count("spof", 14, 7, source="dice")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_mechanisms_with_maps_of_their_own_are_counted_with_every_source(source: str) -> None:
+    """Their noise is added apart from the update."""
+    facts = three_ways.report("adaclip", noise=source).facts
+    assert facts["noise"] == source

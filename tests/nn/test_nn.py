@@ -109,6 +109,12 @@ def test_convolutions_take_the_cheaper_way(
     assert bool(taken) is transforms
 
 
+def test_one_image_needs_no_batch() -> None:
+    for kernel in (3, 17):  # directly, and by transforms
+        mine, x = SpectralConv2d(2, 3, kernel, padding=kernel // 2), torch.randn(2, 40, 40)
+        assert torch.equal(mine(x), mine(x[None])[0])
+
+
 def test_an_empty_batch_gives_an_empty_result() -> None:
     for block in (4, 1):
         assert BlockCirculantLinear(300, 290, block)(torch.empty(0, 300)).shape == (0, 290)
@@ -130,7 +136,7 @@ def test_what_does_not_fit_is_refused() -> None:
         BlockCirculantLinear(8, 8, 0)
     with pytest.raises(InvalidInput, match="Cut the features"):
         functional.circulant_product(torch.zeros(2, 8), layer.weight)
-    for x in (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 4, 8), torch.zeros(2, 8, 8)):
+    for x in (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 4, 8), torch.zeros(8, 8)):
         with pytest.raises(InvalidInput, match="no smaller than the kernel"):
             SpectralConv2d(2, 3, 5)(x)
 

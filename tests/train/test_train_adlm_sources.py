@@ -90,6 +90,9 @@ def test_a_table_of_samples_protects_nothing(options: dict[str, Any]) -> None:
     assert found["certified_for"] == "nothing"
     assert "no DP guarantee" in found["non_private"]
     assert "not private" in found["statement"]
+    assert found["certificate"]["event"] == {"event": "NonPrivateDpEvent"}
+    assert not found["epsilon_by_part"]
+    assert not any("delta" in warning for warning in found["warnings"])
 
 
 def test_short_words_leave_nothing_certified(

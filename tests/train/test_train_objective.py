@@ -265,6 +265,8 @@ def test_every_source_trains_and_says_what_it_is(options: dict[str, Any], mechan
         lost = name == "table"
         assert (claimed in (math.inf, "inf")) is (secret in (math.inf, "inf")) is lost
         assert ("no DP guarantee" in summary["non_private"]) is lost
+        event = summary["certificate"]["event"]["event"]
+        assert (event == "NonPrivateDpEvent") is lost
     assert any("total variation" in note for note in found["cdt"][0]["certificate"]["notes"])
 
 
