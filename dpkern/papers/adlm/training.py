@@ -68,7 +68,7 @@ def fig5(request: ItemRequest) -> Result:
 def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Result:
     here = adlm_world.world(experiment, request)
     epsilons = request.epsilons(experiment.quick_epsilons if request.quick else experiment.epsilons)
-    seeds = request.repeats(3 if request.quick else 5)
+    seeds = request.repeats(2 if request.quick else 5)
     names = [*METHODS, PSGD]
     cells = [(PLAIN, math.inf), *((name, e) for e in epsilons for name in names)]
     with adlm_world.one_thread():
