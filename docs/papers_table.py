@@ -49,11 +49,12 @@ dpkern reproduce all --quick --resume            # after Ctrl-C: finished settin
 dpkern reproduce gredp all --data mnist=FOLDER   # one paper at the source's size
 ```
 
-On two busy cores of an AMD EPYC the first one took 10 minutes, in one thread or in two; figures 4 and
-5 of AdLM, a quarter of that, have lost a third of their runs since. On a Xeon, busy too, it had taken
-7 minutes 42 seconds. Everything is checked, data included, before the first training. After Ctrl-C
-in the middle of nine items, of some twice, and four times in `all`, `--resume` computed no finished
-setting again and ended with the numbers of a run without a break; only measured times differ.
+On two busy cores of an AMD EPYC the first one took 10 minutes, in one thread or in two; figures 4
+and 5 of AdLM, a quarter of that, have lost a third of their runs since. On a Xeon, busy too, it had
+taken 7 minutes 42 seconds. Everything is checked, data included, before the first training. After
+Ctrl-C in the middle of nine items, of some twice, and four times in `all`, `--resume` computed no
+finished setting again and ended with the numbers of a run without a break; only measured times
+differ.
 
 A verdict on an accuracy needs the source's data (the data set's own files, by their digests), all
 of it, and five runs. Below every figure of accuracies stands what training without noise reached
