@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
-from dpkern.engine import capture
+from dpkern.engine import passes
 from dpkern.engine.provenance.tensor import TrackedTensor
 
 B, STEPS = 4, 4
@@ -108,7 +108,7 @@ def test_what_a_hook_of_the_user_keeps_stays_an_ordinary_tensor() -> None:
 def test_without_counting_holders_what_somebody_holds_would_be_marked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capture, "is_held_as", lambda output, holders: True)
+    monkeypatch.setattr(passes, "is_held_as", lambda output, holders: True)
     module, unseen = mlp(), _Unseen()
     module.register_forward_hook(lambda m, args, out: unseen.things.append(out))
     assert not any(is_alias(out) for out in outputs(module))

@@ -74,7 +74,7 @@ def _lanes(squares: Tensor, lanes: int, rest: int) -> Tensor:
     """Return sums ``[B, T, lanes]`` of every so many squares; of the last in steps of ``rest``."""
     sums = squares.new_zeros(*squares.shape[:2], lanes)
     whole = squares.shape[2] // lanes * lanes
-    for part in squares[..., :whole].reshape(*sums.shape[:2], -1, lanes).unbind(2):
+    for part in squares[..., :whole].reshape(*sums.shape[:2], whole // lanes, lanes).unbind(2):
         sums = sums + part
     for part in torch.split(squares[..., whole:], rest, 2):
         sums[..., : part.shape[2]] += part
