@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -319,6 +320,7 @@ def device_host(
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
     """Launches of a step on a device, and the host's time for it; needs no GPU."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's kernels are first imported
     from . import device_host as launches  # it interprets and emulates kernels
 
     torch.set_num_threads(1)
