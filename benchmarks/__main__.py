@@ -320,7 +320,8 @@ def device_host(
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
     """Launches of a step on a device, and the host's time for it; needs no GPU."""
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's kernels are first imported
+    if os.environ.get("TRITON_INTERPRET") != "1":  # Triton reads it when it is first imported
+        raise typer.BadParameter("run it as TRITON_INTERPRET=1 python -m benchmarks device-host")
     from . import device_host as launches  # it interprets and emulates kernels
 
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Count a private step's launches on a device that is not here, and time what the host does.
 
-    python -m benchmarks device-host [--json PATH]
+    TRITON_INTERPRET=1 python -m benchmarks device-host [--json PATH]
 
 The engine takes the ways that it takes on a device, with a driver that counts our launches and,
 once the first steps have run on emulated kernels, starts none: what is left is the host's work.
@@ -285,8 +285,8 @@ def markdown(
         "Columns with a graph are of `graphs.StepGraph`: a step is one launch, for which nothing "
         "is counted here; a draw of more rows than the graph has takes several, and its update "
         "runs beside them. Batches are fixed subsets, or Poisson "
-        f"draws of {ROWS} records expected that are filled up. `python -m benchmarks device-host` "
-        "makes this file.",
+        f"draws of {ROWS} records expected that are filled up. `TRITON_INTERPRET=1 python -m "
+        "benchmarks device-host` makes this file.",
         "",
         *_table(rows, columns),
     ]
