@@ -124,3 +124,25 @@ def test_a_backend_that_the_loop_chooses_counts(around: str, clipping: str) -> N
         optimizer.zero_grad()
         named = "Fourier" in " ".join(engine.step.ledger.conditions)
         assert named == (backend == "reference")
+
+
+def test_it_counts_in_replayed_steps_too() -> None:
+    torch.manual_seed(0)
+    model, x = network(1), torch.randn(80, 1, 16, 16)
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    engine = dpkern.PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x, torch.zeros(80, dtype=torch.long)), batch_size=8),
+        mechanism=SpectralDP(sites=dpkern.survey(model, x[:2]), keep_fraction=0.5, **options),
+        sampling="fixed",
+    )
+    for step, (inputs, target) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), target)
+        with dpkern.use("reference" if step == 9 else "cpu"):
+            loss.backward()
+        assert ("Fourier" in " ".join(engine.step.ledger.conditions)) == (step == 9)
+        optimizer.step()
+    assert engine.capture.program.replays > 1
