@@ -36,9 +36,9 @@ std::vector<char> tiles_with_bins(const Maps<F>& maps, const std::int64_t* bins)
 template <class F>
 std::vector<char> tiles_with_bins(const LongMaps<F>& maps, const std::int64_t* bins) {
   std::vector<char> found;
-  for (std::int64_t k = 0; k < maps.columns.n / 2 + 1; ++k, bins += maps.rows.n) {
+  for (std::int64_t k = 0; k < maps.columns.n / 2 + 1; ++k, bins += maps.bins()) {
     const auto kept = [](std::int64_t bin) { return bin >= 0; };
-    found.push_back(std::any_of(bins, bins + maps.rows.n, kept) ? 1 : 0);
+    found.push_back(std::any_of(bins, bins + maps.bins(), kept) ? 1 : 0);
   }
   return found;
 }
@@ -77,15 +77,22 @@ void keep_bins(const M<F>& maps, Kept keep, double* squares, int threads) {
 template <class M, class T>
 void run(const SpectralBins<T>& call, int threads) {
   using Line = decltype(M::rows);
-  const double* const columns = call.turns + 2 * call.lines[0];
-  const M maps{call.x,
-               sizeof(T) == 4,
-               call.B,
-               call.C,
-               call.H,
-               call.W,
-               Line(call.lines, call.turns),
-               Line(call.lines + 3, columns)};
+  const bool deep = call.N == 9;
+  const std::int64_t* const lines = call.lines + (deep ? 3 : 0);
+  const double* const rows = call.turns + (deep ? 2 * call.lines[0] : 0);
+  const double* const columns = rows + 2 * lines[0];
+  M maps{call.x,
+         sizeof(T) == 4,
+         call.B,
+         call.C,
+         call.D * call.H,
+         call.W,
+         Line(lines, rows),
+         Line(lines + 3, columns)};
+  if constexpr (M::kParts == 1) {
+    if (deep) maps.depth = Line(call.lines, call.turns);
+    maps.between = call.H;
+  }
   keep_bins(maps, {call.bin, call.source, call.turn, call.bins, call.count, call.R}, call.squares,
             threads);
 }

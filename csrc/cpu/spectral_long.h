@@ -11,7 +11,8 @@
 //
 // Rows are transformed two at a time to half of their frequencies, then each of these columns as
 // complex numbers to all of them: there is a slot for every bin of a half plane, which holds its
-// power.
+// power. Volumes have a third axis, the depth, along which lines of what columns gave are
+// transformed in the same way, one column's plane after the other.
 
 #include "cpu/spectral_transform.h"
 
@@ -63,26 +64,46 @@ struct LongLine {
   std::int64_t half() const { return std::max(n1, n2) / 2 + 1; }
 };
 
-// Maps of one operand, as `Maps`.
+// A line of one value, which is its own spectrum.
+template <class F>
+LongLine<F> single_value() {
+  constexpr std::int64_t kSizes[] = {1, 1, 1};
+  constexpr double kTurns[] = {1, 0};
+  return {kSizes, kTurns};
+}
+
+// Maps of one operand, as `Maps`: planes, or volumes of which the first planes are used.
 template <class F>
 struct LongMaps {
   static constexpr int kParts = 1;  // a slot's power
 
   const void* data;
   bool narrow;
-  std::int64_t samples, channels, height, width;
+  std::int64_t samples, channels, height, width;  // rows of all planes of a volume
   LongLine<F> rows, columns;
+  LongLine<F> depth = single_value<F>();
+  std::int64_t between = 0;  // rows from one plane of a volume to the next
 
-  bool flat() const { return rows.n == 1; }
-  std::int64_t slots() const { return (columns.n / 2 + 1) * rows.n; }
+  bool deep() const { return depth.n > 1; }
+  bool flat() const { return rows.n == 1 && !deep(); }
+  // Bins of a frequency kx, [ky][kz].
+  std::int64_t bins() const { return rows.n * depth.n; }
+  std::int64_t slots() const { return (columns.n / 2 + 1) * bins(); }
+  // Rows that are transformed, with zeros behind the last of each plane.
+  std::int64_t padded() const { return depth.count * rows.padded(); }
   // Vectors of transformed rows.
-  std::int64_t plane() const { return flat() ? 0 : (columns.n + 2) * rows.padded(); }
+  std::int64_t plane() const { return flat() ? 0 : (columns.n + 2) * padded(); }
+  // Those of one kx, transformed along columns.
+  std::int64_t lines() const { return deep() ? 2 * rows.n * depth.padded() : 0; }
   // Those between the first level and the second.
   std::int64_t turned() const {
-    return std::max((columns.n1 + 2) * columns.plane(), rows.n1 * rows.plane());
+    return std::max(
+        {(columns.n1 + 2) * columns.plane(), rows.n1 * rows.plane(), depth.n1 * depth.plane()});
   }
-  std::int64_t half() const { return std::max(rows.half(), columns.half()); }
-  std::int64_t room() const { return plane() + 2 * columns.padded() + 8 * half() + turned(); }
+  std::int64_t half() const { return std::max({rows.half(), columns.half(), depth.half()}); }
+  std::int64_t room() const {
+    return plane() + lines() + 2 * columns.padded() + 8 * half() + turned();
+  }
 };
 
 template <class F, int kBytes>
@@ -94,6 +115,7 @@ struct LongTransform : Transform<F, kBytes> {
   // Room for one map, or for two maps of one row.
   struct Room {
     V* columns;  // [k1][row][m][2]
+    V* lines;    // [ky][plane][2] of one kx, with zeros behind the last
     V* rows[2];  // with zeros behind the last value
     V* cosines[2];
     V* sines[2];
@@ -104,6 +126,9 @@ struct LongTransform : Transform<F, kBytes> {
     Room room;
     room.columns = from;
     from += maps.plane();
+    room.lines = from;
+    from += maps.lines();
+    std::fill(room.lines, from, V{});
     for (V*& row : room.rows) {
       row = from;
       from += maps.columns.padded();
@@ -117,12 +142,14 @@ struct LongTransform : Transform<F, kBytes> {
     room.turned = from + 4 * half;
     return room;
   }
-  // Zeros in the rows behind the last.
+  // Zeros in the rows behind the last of each plane.
   static DPK_INLINE void clear_rows(const LongMaps<F>& maps, V* columns) {
     for (std::int64_t k = 0; 2 * k <= maps.columns.n1; ++k) {
       const std::int64_t row = 2 * maps.columns.kept(k);
-      std::fill(columns + maps.rows.count * row, columns + maps.rows.padded() * row, V{});
-      columns += maps.rows.padded() * row;
+      for (std::int64_t z = 0; z < maps.depth.count; ++z) {
+        std::fill(columns + maps.rows.count * row, columns + maps.rows.padded() * row, V{});
+        columns += maps.rows.padded() * row;
+      }
     }
   }
 
@@ -234,11 +261,16 @@ struct LongTransform : Transform<F, kBytes> {
   static DPK_INLINE V add_maps(const LongMaps<F>& maps, const std::int64_t* samples,
                                std::int64_t count, const Room& room, V* powers, const Kept* keep,
                                V* kept) {
-    const LongLine<F>&rows = maps.rows, &columns = maps.columns;
-    const bool flat = maps.flat();
-    const std::int64_t lines = flat ? count : rows.count, pairs = (lines + 1) / 2;
-    const std::int64_t between = flat ? maps.height * maps.width : maps.width;
-    const std::int64_t passes = pairs + (flat ? 0 : columns.n / 2 + 1);
+    const LongLine<F>&rows = maps.rows, &columns = maps.columns, &depth = maps.depth;
+    const bool flat = maps.flat(), deep = maps.deep();
+    const std::int64_t lines = flat ? count : depth.count * rows.count, pairs = (lines + 1) / 2;
+    // Lines of a kx: a column of each plane, and then one along the depth at each ky.
+    const std::int64_t each = deep ? depth.count + rows.n : 1;
+    const std::int64_t passes = pairs + (flat ? 0 : (columns.n / 2 + 1) * each);
+    const auto begins = [&](std::int64_t line) DPK_INLINE {
+      if (flat) return line * maps.height * maps.width;
+      return (line / rows.count * maps.between + line % rows.count) * maps.width;
+    };
     const auto add = [&](std::int64_t slot, V p, V q, V* bins) DPK_INLINE {
       if constexpr (kPowers) powers[slot] += p * p + q * q;
       if (keep == nullptr || keep->bins[slot] < 0) return;
@@ -247,37 +279,48 @@ struct LongTransform : Transform<F, kBytes> {
     };
     V square{};
     for (std::int64_t pass = 0; pass < passes; ++pass) {
-      // Two rows, then one column.
+      // Two rows, then one column, then one line along the depth.
       const bool of_rows = pass < pairs;
-      const std::int64_t row = 2 * pass, column = pass - pairs;
+      const std::int64_t row = 2 * pass, column = (pass - pairs) / each;
+      const std::int64_t plane = (pass - pairs) % each, ky = plane - depth.count;
+      const bool of_depth = !of_rows && deep && ky >= 0;
       const std::int64_t used = of_rows ? std::min<std::int64_t>(2, lines - row) : 0;
       const V *p = room.rows[0], *q = room.rows[used == 1 ? 0 : 1];
       std::int64_t step = 1;
       for (std::int64_t i = 0; i < used; ++i) {
-        load_row(maps, samples, (row + i) * between, room.rows[i]);
+        load_row(maps, samples, begins(row + i), room.rows[i]);
         if constexpr (!kPowers) square += square_of(room.rows[i], columns.count);
       }
       if (!of_rows) {
         if (!kPowers && !keep->tiles[column]) continue;
-        const std::int64_t k1 = columns.first_of(column);
-        step = 2 * columns.kept(k1);
-        p = room.columns + 2 * (columns.slot(k1) * rows.padded() + column - columns.slot(k1));
+        const std::int64_t k1 = columns.first_of(column), width = columns.kept(k1);
+        const std::int64_t m = column - columns.slot(k1);
+        step = of_depth ? 2 : 2 * width;
+        p = of_depth ? room.lines + 2 * ky * depth.padded()
+                     : room.columns + 2 * (columns.slot(k1) * maps.padded() +
+                                           plane * rows.padded() * width + m);
         q = p + 1;
       }
-      transform(of_rows ? columns : rows, room, p, q, step, used,
-                [&](std::int64_t i, std::int64_t k) DPK_INLINE {
-                  const std::int64_t first = columns.slot(k), width = columns.kept(k);
-                  const std::int64_t n2 = of_rows ? columns.n2 : rows.n2;
-                  V* const to = room.columns + 2 * (first * rows.padded() + (row + i) * width);
-                  const std::int64_t slot = of_rows ? first : column * rows.n + k * rows.n2;
-                  V* const bins = kept + (keep == nullptr ? 0 : i * keep->plane());
-                  each_frequency(n2, of_rows ? width : n2, room.sums,
-                                 [&](std::int64_t m, V a, V b) DPK_INLINE {
-                                   if (!of_rows || flat) return add(slot + m, a, b, bins);
-                                   to[2 * m] = a;
-                                   to[2 * m + 1] = b;
-                                 });
-                });
+      const LongLine<F>& line = of_rows ? columns : of_depth ? depth : rows;
+      transform(line, room, p, q, step, used, [&](std::int64_t i, std::int64_t k) DPK_INLINE {
+        const std::int64_t first = columns.slot(k), width = columns.kept(k);
+        // Powers of the last axis; else where the next one finds its values.
+        const bool last = flat || of_depth || (!of_rows && !deep);
+        const std::int64_t slot = of_rows    ? first
+                                  : of_depth ? (column * rows.n + ky) * depth.n + k * depth.n2
+                                             : column * rows.n + k * rows.n2;
+        const std::int64_t place = (row + i) / rows.count * rows.padded() + (row + i) % rows.count;
+        V* const to = of_rows ? room.columns + 2 * (first * maps.padded() + place * width)
+                              : room.lines + 2 * (k * rows.n2 * depth.padded() + plane);
+        const std::int64_t apart = of_rows ? 2 : 2 * depth.padded();
+        V* const bins = kept + (keep == nullptr ? 0 : i * keep->plane());
+        each_frequency(line.n2, of_rows ? width : line.n2, room.sums,
+                       [&](std::int64_t m, V a, V b) DPK_INLINE {
+                         if (last) return add(slot + m, a, b, bins);
+                         to[apart * m] = a;
+                         to[apart * m + 1] = b;
+                       });
+      });
     }
     return square;
   }

@@ -41,8 +41,8 @@ struct Plan {
 
   template <class T>
   Plan(const SpectralNorm<T>& call, bool wide)
-      : x{call.x, sizeof(T) == 4, call.B, call.C, call.H, call.W, line(call, 0), line(call, 1)},
-        g{call.g, sizeof(T) == 4, call.B, call.O, call.Y, call.X, line(call, 2), line(call, 3)},
+      : x(maps(call, call.x, call.C, call.D, call.H, call.W, 0)),
+        g(maps(call, call.g, call.O, call.Z, call.Y, call.X, call.N / 6)),
         x_error(call.errors[wide ? 2 : 0]),
         g_error(call.errors[wide ? 3 : 1]) {}
 
@@ -50,10 +50,24 @@ struct Plan {
   using Line = decltype(M::rows);
 
   template <class T>
-  static Line line(const SpectralNorm<T>& call, int which) {
+  static Line line(const SpectralNorm<T>& call, std::int64_t which) {
     const double* turns = call.turns;
-    for (int i = 0; i < which; ++i) turns += 2 * call.lines[3 * i];
+    for (std::int64_t i = 0; i < which; ++i) turns += 2 * call.lines[3 * i];
     return {call.lines + 3 * which, turns};
+  }
+  // Of an operand whose lines begin with `first`: of depth, if maps are volumes, rows and columns.
+  template <class T>
+  static M maps(const SpectralNorm<T>& call, const T* data, std::int64_t channels,
+                std::int64_t depth, std::int64_t height, std::int64_t width, std::int64_t first) {
+    const bool deep = call.N == 18;
+    const std::int64_t rows = first + (deep ? 1 : 0);
+    M found{data,           sizeof(T) == 4, call.B,           channels,
+            depth * height, width,          line(call, rows), line(call, rows + 1)};
+    if constexpr (M::kParts == 1) {
+      if (deep) found.depth = line(call, first);
+      found.between = height;
+    }
+    return found;
   }
 };
 
@@ -212,8 +226,8 @@ bool vanishes(const SpectralNorm<T>& call, std::int64_t sample, const Sums& sums
     return std::all_of(from, from + size, [](T entry) { return entry == 0; });
   };
   const bool finite = std::isfinite(sums.x_norm + sums.g_norm);
-  return finite && ((sums.x_norm == 0 && zero(call.x, call.C * call.H * call.W)) ||
-                    (sums.g_norm == 0 && zero(call.g, call.O * call.Y * call.X)));
+  return finite && ((sums.x_norm == 0 && zero(call.x, call.C * call.D * call.H * call.W)) ||
+                    (sums.g_norm == 0 && zero(call.g, call.O * call.Z * call.Y * call.X)));
 }
 
 template <class T, template <class> class M, class F>

@@ -10,7 +10,7 @@ import torch
 from ..base.dispatch import availability, wanted_backend
 from ..ops.spectral._lines import LONGEST
 from ..ops.spectral._plan import takes
-from ..ops.spectral._sizes import fast
+from ..ops.spectral._sizes import axes, fast
 from ..privacy.mechanisms import Plan
 from ..privacy.mechanisms.release import Taps
 from ..step import DPStep
@@ -71,21 +71,21 @@ def _proved(
     if backend in ("reference", "numba"):
         return False
     if device.type != "cpu":
-        return max(size) <= LONGEST or _proved_on_device(release, size, backend)
+        short = max(size) <= LONGEST and len(size) < 3
+        return short or _proved_on_device(release, size, backend)
     if not availability("cpu")[0]:
         return False
     if release.site.kind != "conv":
         return max(size) <= _BLOCK
-    height, width = (1, *_grid(release, size))[-2:]
-    return takes((height, width))
+    return takes(axes(_grid(release, size)))
 
 
 def _proved_on_device(release: Taps, size: tuple[int, ...], backend: str | None) -> bool:
     """Whether a kernel takes this norm, on a grid that is too large for Triton's."""
     if backend not in ("cuda", "cupy") and not (backend is None and availability("cuda")[0]):
         return False
-    height, width = (1, *_grid(release, size))[-2:]
-    return release.site.kind == "conv" and height <= _COLUMN and takes((height, width))
+    grid = axes(_grid(release, size))
+    return release.site.kind == "conv" and len(grid) == 2 and grid[0] <= _COLUMN and takes(grid)
 
 
 def _grid(release: Taps, size: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,7 +20,11 @@ from .uses import CapturedOp, ParameterSource
 Seen = tuple[CapturedOp, tuple[int, ...]]
 """A use and the shape of its input."""
 
-CONVOLUTIONS = ("conv1d", "conv2d", "spectral_conv2d")
+CONVOLUTIONS = (
+    *(f"conv{axes}d" for axes in (1, 2, 3)),
+    *(f"conv_transpose{axes}d" for axes in (1, 2, 3)),
+    "spectral_conv2d",
+)
 
 
 def survey(model: nn.Module, *example: Any) -> tuple[Site, ...]:
@@ -35,8 +39,8 @@ def survey(model: nn.Module, *example: Any) -> tuple[Site, ...]:
         example: arguments as in the training loop; the batch is the first dimension of the tensors.
 
     Returns:
-        One site per parameter. Whatever is no whole kernel of one 1-D or 2-D convolution, and not
-        the blocks of one block-circulant product, is ``other``.
+        One site per parameter. Whatever is no whole kernel of one convolution, transposed or not,
+        and not the blocks of one block-circulant product, is ``other``.
 
     Raises:
         InvalidInput: no batch in the example, or a model that is private already.
@@ -98,12 +102,20 @@ def _places(slot: ParameterSource, use: CapturedOp) -> list[int]:
 
 def _convolution(weight: tuple[int, ...], x: tuple[int, ...], options: dict[str, Any]) -> Site:
     """Return the site of a kernel ``weight`` over inputs ``x``, both given by their shapes."""
-    groups = int(options["groups"])
-    if len(weight) != len(x) or weight[1] * groups != x[1]:
+    groups, upwards = int(options["groups"]), bool(options["transposed"])
+    channels = weight[0] if upwards else weight[1] * groups
+    if len(weight) != len(x) or channels != x[1]:
         return Site(kind="other", shape=weight)  # used as a view of another shape
     geometry = {name: tuple(options[name]) for name in ("stride", "padding", "dilation")}
-    output = tuple(
-        (n + 2 * p - t * (k - 1) - 1) // s + 1
-        for n, k, s, p, t in zip(x[2:], weight[2:], *geometry.values(), strict=True)
-    )
-    return Site(kind="conv", shape=weight, input=x[2:], output=output, groups=groups, **geometry)
+    axes = [*zip(x[2:], weight[2:], *geometry.values(), options["output_padding"], strict=True)]
+    sizes: dict[str, Any] = {"groups": groups, **geometry}
+    if upwards:
+        # Its kernel's gradient is that of the convolution from its output to its input, which
+        # reads no position that would give a further one.
+        from_output = tuple(
+            min((n - 1) * s + more, n * s - 1) + t * (k - 1) + 1 - 2 * p
+            for n, k, s, p, t, more in axes
+        )
+        return Site(kind="conv", shape=weight, input=from_output, output=x[2:], **sizes)
+    output = tuple((n + 2 * p - t * (k - 1) - 1) // s + 1 for n, k, s, p, t, _ in axes)
+    return Site(kind="conv", shape=weight, input=x[2:], output=output, **sizes)

@@ -165,7 +165,7 @@ def group_norm_backward(draw: Draw) -> Call:
 
 def _on_a_grid(draw: Draw) -> tuple[Call, tuple[int, ...]]:
     """A layer and a grid on which its lags do not wrap."""
-    (x, g), arguments = _convolution(draw, draw.size(1, 2), most_stride=2)
+    (x, g), arguments = _convolution(draw, draw.size(1, 3), most_stride=2)
     if draw.chance(0.2):  # a single output position
         axes = zip(arguments["dilation"], arguments["kernel_size"], strict=True)
         x = draw.tensor(*x.shape[:2], *(t * (k - 1) + 1 for t, k in axes))

@@ -13,7 +13,7 @@ import torch
 from dpkern.base import dispatch
 from dpkern.cost.forms import FORMS
 from dpkern.ops import ghost, spectral
-from dpkern.ops.spectral._transform_flops import of_line, of_plane
+from dpkern.ops.spectral._transform_flops import of_line, of_map
 from tests.cost import counted_cases
 from tests.cost.counted_layer_cases import CASES, Draw
 
@@ -34,13 +34,13 @@ RECORD = {
     "ghost.layer_norm_backward": (9444, 7064, 7940, 0),
     "ghost.rms_norm_backward": (5724, 4288, 4144, 0),
     "ghost.group_norm_backward": (12380, 7716, 10715, 0),
-    "spectral.conv_norm": (18588, 352, 85282, 0),
-    "spectral.conv_bins": (14768, 22112, 91846, 0),
-    "spectral.bins_sum": (9644, 1224, 17596, 0),
-    "spectral.filtered": (5276, 9600, 47462, 0),
+    "spectral.conv_norm": (18192, 376, 103649, 0),
+    "spectral.conv_bins": (15832, 63376, 189069, 0),
+    "spectral.bins_sum": (27308, 3224, 109786, 0),
+    "spectral.filtered": (5884, 14408, 253192, 0),
     "ghost.rounded_gradient": (5136, 2800, 5131, 0),
     "ghost.rounded_sum": (3804, 1324, 782, 0),
-    "spectral.whitened_bins": (22572, 31448, 136910, 0),
+    "spectral.whitened_bins": (21432, 55480, 238592, 0),
     "spectral.whitened_norm": (18080, 280, 26006, 0),
     "spectral.circulant_norm": (20988, 320, 56986, 0),
     "spectral.circulant_product": (28164, 6284, 58065, 0),
@@ -163,9 +163,9 @@ def test_textbook_transforms() -> None:
     assert of_line(16, real=False).products == 20
     assert of_line(16, real=True).products == 10
     assert of_line(6, real=False).total == pytest.approx(5 * 6 * 2.585, abs=2)
-    plane = of_plane((4, 8))
+    plane = of_map((4, 8))
     assert plane == of_line(8, real=True) * 4 + of_line(4, real=False) * 5
-    assert of_plane((8,)) == of_line(8, real=True)
+    assert of_map((8,)) == of_line(8, real=True)
 
 
 def test_a_transform_takes_more_where_the_grid_grows() -> None:

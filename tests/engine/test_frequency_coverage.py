@@ -40,8 +40,6 @@ class Standardised(nn.Conv2d):
 
 WITHOUT: dict[str, tuple[nn.Module, torch.Tensor]] = {
     "dense": (nn.Linear(4, 2), torch.zeros(2, 4)),
-    "three axes": (nn.Conv3d(1, 2, 3), torch.zeros(2, 1, 4, 4, 4)),
-    "transposed": (nn.ConvTranspose2d(1, 2, 3), IMAGE),
     "used twice": (Reused(), IMAGE),
     "standardised": (Standardised(1, 2, 3), IMAGE),
     "transformer": (nn.TransformerEncoderLayer(8, 2, 16, 0.0), torch.zeros(2, 4, 8)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -78,19 +79,54 @@ def test_sizes_do_not_depend_on_the_batch() -> None:
     assert one == five
 
 
-def test_a_volume_and_a_fold_of_positions_are_other() -> None:
+def test_a_fold_of_positions_is_other() -> None:
     class Folded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.volume = nn.Conv3d(2, 2, 1, bias=False)
             self.image = nn.Conv2d(2, 2, 1, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.volume(x).transpose(1, 2).flatten(0, 1)  # several images of one sample
+            y = x.transpose(1, 2).flatten(0, 1)  # several images of one sample
             return self.image(y).reshape(len(x), -1)
 
-    sites = dpkern.survey(Folded(), torch.zeros(2, 2, 3, 4, 4))
-    assert [site.kind for site in sites] == ["other", "other"]
+    (site,) = dpkern.survey(Folded(), torch.zeros(2, 2, 3, 4, 4))
+    assert site.kind == "other"
+
+
+def test_a_volume_has_a_site_of_three_axes() -> None:
+    model = nn.Conv3d(4, 6, (3, 2, 3), stride=(1, 2, 1), padding=1, groups=2, bias=False)
+    (site,) = dpkern.survey(model, torch.zeros(2, 4, 5, 6, 7))
+    assert (site.kind, site.shape) == ("conv", (6, 2, 3, 2, 3))
+    assert (site.input, site.output, site.groups) == ((5, 6, 7), (5, 4, 7), 2)
+
+
+TRANSPOSED: dict[str, Any] = {
+    "plain": {"kernel_size": 3},
+    "stride": {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+    "positions beyond": {"kernel_size": 2, "stride": 2, "dilation": 3, "output_padding": 2},
+    "groups": {"kernel_size": 4, "stride": 3, "groups": 2},
+}
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_a_transposed_convolution_is_one_from_its_output_to_its_input(name: str, axes: int) -> None:
+    """Its kernel's gradient is that of the site's convolution."""
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[axes - 1]
+    model = kind(4, 6, **TRANSPOSED[name], bias=False).double()
+    x = torch.randn(1, 4, *(5, 4, 3)[:axes], dtype=torch.float64)
+    (site,) = dpkern.survey(model, x)
+    assert (site.kind, site.shape, site.output) == ("conv", tuple(model.weight.shape), x.shape[2:])
+    out = model(x)
+    g = torch.randn_like(out)
+    (want,) = torch.autograd.grad(out, model.weight, g)
+    taken = g[(slice(None), slice(None), *(slice(n) for n in site.input))]
+    weight = torch.zeros_like(model.weight, requires_grad=True)
+    convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[axes - 1]
+    down = convolve(taken, weight, None, site.stride, site.padding, site.dilation, site.groups)
+    assert down.shape[2:] == site.output
+    (got,) = torch.autograd.grad(down, weight, x)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_nothing_is_changed() -> None:

@@ -1,7 +1,9 @@
-"""Thirty convolutions on grids of several sizes, and their correlation maps by plain sums."""
+"""Convolutions on grids of several sizes, and their correlation maps by plain sums."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from dpkern.ops.spectral import Band
-from dpkern.ops.spectral._sizes import ConvolutionGrid, fast
+from dpkern.ops.spectral._sizes import ConvolutionGrid, fast, planes
 
 
 @dataclass(frozen=True)
@@ -103,38 +105,73 @@ CASES = [
     Case(2, 3, (9, 9), (3, 3), 2, 1, 1, 1, "least"),
     Case(2, 3, (8, 8), (3, 3), 2, 1, 1, 1, "large"),
 ]
+VOLUMES = [
+    Case(2, 3, (4, 5, 6), (3, 3, 3), 1, 1, 1, 1, "padded"),
+    Case(4, 4, (5, 6, 4), (2, 3, 3), 2, 1, 1, 2, "fast"),
+    Case(1, 2, (6, 5, 5), (1, 3, 2), 1, 0, 2, 1, "linear"),
+    Case(2, 3, (4, 7, 3), (2, 3, 3), 3, 1, 1, 1, "padded"),
+    Case(2, 2, (3, 3, 3), (3, 3, 3), 1, 0, 1, 1, "least"),
+    Case(2, 1, (3, 1, 8), (3, 1, 3), 1, 1, 1, 1, "padded"),
+]
+"""Three spatial dimensions."""
+EVERY = slice(None), slice(None)
 
 
 def correlation_map(case: Case, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """R ``[B, O, C / groups, P, Q]`` in float64, one output position after the other."""
+    """R ``[B, O, C / groups, *size]`` in float64, one output position after the other."""
     layer = case.layer
-    p, q = layer.padding[0], layer.padding[1]
-    plane = x.double().view(*x.shape[:2], *layer.input)
-    padded = torch.nn.functional.pad(plane, (q, q, p, p))[:, :, : layer.least[0], : layer.least[1]]
-    grid = padded.new_zeros(*x.shape[:2], *layer.size)
-    grid[:, :, : padded.shape[2], : padded.shape[3]] = padded
-    inputs = grid.unflatten(1, (case.groups, 1, -1))
-    d = g.double().view(*g.shape[:2], *layer.output).unflatten(1, (case.groups, -1))
-    total = inputs.new_zeros(len(x), *d.shape[1:3], inputs.shape[3], *layer.size)
-    for i in range(layer.output[0]):
-        for j in range(layer.output[1]):
-            shifted = inputs.roll((-i * layer.stride[0], -j * layer.stride[1]), (-2, -1))
-            total += d[:, :, :, i, j, None, None, None] * shifted
+    inputs = placed(case, x).unflatten(1, (case.groups, 1, -1))
+    d = planes(g).double().unflatten(1, (case.groups, -1, 1))
+    total = inputs.new_zeros(len(x), case.groups, d.shape[2], inputs.shape[3], *layer.size)
+    axes = tuple(range(-len(layer.size), 0))
+    for at in itertools.product(*map(range, layer.output)):
+        lag = tuple(-i * s for i, s in zip(at, layer.stride, strict=True))
+        total += d[(..., *at)][(..., *(None,) * len(axes))] * inputs.roll(lag, axes)
     return total.flatten(1, 2)
+
+
+def placed(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """Return the padded input up to the last position that is used, on the grid, float64."""
+    layer = case.layer
+    pads = [p for n in reversed(layer.padding) for p in (n, n)]
+    padded = torch.nn.functional.pad(planes(x).double(), pads)
+    padded = padded[EVERY + tuple(slice(n) for n in layer.least)]
+    grid = padded.new_zeros(*x.shape[:2], *layer.size)
+    grid[EVERY + tuple(slice(n) for n in padded.shape[2:])] = padded
+    return grid
 
 
 def through(band: Band, maps: torch.Tensor) -> torch.Tensor:
     """``h * R`` by circular sums with h."""
-    response = torch.tensor(band.response).view(maps.shape[-2:])
+    axes = max(2, len(band.size))
+    response = torch.tensor(band.response).view(maps.shape[-axes:])
     total = torch.zeros_like(maps)
-    for i in range(response.shape[0]):
-        for j in range(response.shape[1]):
-            total += response[i, j] * maps.roll((i, j), (-2, -1))
+    for lag in itertools.product(*map(range, response.shape)):
+        total += response[lag] * maps.roll(lag, tuple(range(-axes, 0)))
     return total
 
 
 def taps(case: Case, maps: torch.Tensor) -> torch.Tensor:
     """The entries at the kernel's lags ``[B, O, C / groups, *kernel]``."""
-    (s, t), (k, m) = case.layer.dilation, case.layer.kernel
-    crop = maps[..., : s * (k - 1) + 1 : s, : t * (m - 1) + 1 : t]
+    each = zip(case.layer.dilation, case.layer.kernel, strict=True)
+    crop = maps[(..., *(slice(0, t * (k - 1) + 1, t) for t, k in each))]
     return crop.reshape(*maps.shape[:3], *case.kernel)
+
+
+def powers(case: Case, maps: torch.Tensor) -> torch.Tensor:
+    """Return the powers ``[B, groups, *size]`` of maps on the grid, summed over channels."""
+    spectra = torch.fft.fftn(maps, dim=tuple(range(2, maps.dim())))
+    return torch.view_as_real(spectra).square().sum(-1).unflatten(1, (case.groups, -1)).sum(2)
+
+
+def squares_by_transforms(
+    case: Case, x: torch.Tensor, g: torch.Tensor, band: Band | None
+) -> torch.Tensor:
+    """Return squared norms of the correlation maps by transforms in float64."""
+    layer = case.layer
+    spread = g.new_zeros(*g.shape[:2], *layer.size, dtype=torch.float64)
+    places = zip(layer.extent, layer.stride, strict=True)
+    spread[EVERY + tuple(slice(0, n, s) for n, s in places)] = planes(g).double()
+    both = powers(case, placed(case, x)) * powers(case, spread)
+    gains = 1.0 if band is None else torch.tensor(band.gains).view(layer.size).square()
+    return (gains * both).flatten(1).sum(1) / math.prod(layer.size)

@@ -25,6 +25,7 @@ CONVS = [
     (2, 3, 1, (8, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
     (4, 6, 2, (7, 9), (3, 2), (1, 2), (2, 1), (2, 1)),
     (3, 2, 1, (11,), (4,), (3,), (2,), (1,)),
+    (2, 2, 2, (4, 5, 3), (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2)),
 ]
 
 
@@ -33,7 +34,7 @@ def operands(case: Any, batch: int = 3) -> tuple[torch.Tensor, torch.Tensor, Any
     ci, co, groups, size, kernel, stride, padding, dilation = case
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(batch, ci, *size, generator=generator, dtype=torch.float64)
-    conv = torch.nn.functional.conv2d if len(size) == 2 else torch.nn.functional.conv1d
+    conv = (torch.conv1d, torch.conv2d, torch.conv3d)[len(size) - 1]
     weight = torch.randn(co, ci // groups, *kernel, dtype=torch.float64).requires_grad_()
     grads = []
     out = conv(x, weight, None, stride, padding, dilation, groups)

@@ -19,9 +19,9 @@ from ...ops import _values
 from ...ops.ghost._bounds import of_sums
 from ...ops.spectral import bins, circulant, filter
 from ...ops.spectral._band import Band
-from ...ops.spectral._sizes import ConvolutionGrid
-from ...ops.spectral._spectra import Grid, half_gains
-from ...ops.spectral._transform_flops import Flops, of_plane
+from ...ops.spectral._sizes import Axes, ConvolutionGrid, axes
+from ...ops.spectral._spectra import Grid, half, half_gains
+from ...ops.spectral._transform_flops import Flops, of_map
 from ...ops.spectral.conv_norm import read_entries, transforms
 from ._form import Form
 from ._layers import WIDE, dots, itemised, widened
@@ -34,8 +34,8 @@ def _modelled(flops: Flops) -> Itemised:
     return Itemised((Item(name="transforms", counts=counts, kind="modelled", note=_NOTE),))
 
 
-def _half(size: tuple[int, int]) -> int:
-    return size[0] * (size[1] // 2 + 1)
+def _half(size: Axes) -> int:
+    return math.prod(half(size))
 
 
 def _layer(
@@ -52,7 +52,7 @@ def _norm_parts(layer: ConvolutionGrid, grid: Grid, dtype: torch.dtype) -> dict[
     geometry = layer.geometry
     batch, ins, outs = geometry.batch, _half(grid.size), _half(grid.folded)
     x_bins, g_bins = ins * geometry.in_channels, outs * geometry.out_channels
-    if layer.extent == (1, 1):  # g is its own spectrum, real and constant
+    if layer.single:  # g is its own spectrum, real and constant
         powers = dots(2 * x_bins + geometry.out_channels)
         wide = widened(dtype, 2 * x_bins + geometry.out_channels)
     else:
@@ -127,7 +127,7 @@ def whitened_bins(
 
 def _walked(layer: ConvolutionGrid) -> tuple[str, ...]:
     """Return the parts that a walk confirms; the reference also transforms single places."""
-    return () if layer.extent == (1, 1) else ("powers",)
+    return () if layer.single else ("powers",)
 
 
 def bins_sum(
@@ -160,16 +160,20 @@ def filtered(
 ) -> Itemised:
     """Count ``spectral.filtered``: two small products per map for a rectangle, else transforms."""
     maps = x.shape[0] * x.shape[1]
-    (top, left), (height, width) = filter.read_places(x, padding, rows), (1, *rows)[-2:]
-    read = [(maps * top * left, x.dtype)]
-    written = [(maps * height * width, of_sums(x.dtype))]
+    taken, used = filter.read_places(x, padding, rows), axes(rows)
+    read = [(maps * math.prod(taken), x.dtype)]
+    written = [(maps * math.prod(used), of_sums(x.dtype))]
     if band.kind == "rectangle":
-        products = dots(maps * top * width * (left + height))
+        sizes, each = list(taken), 0
+        for axis in reversed(range(len(used))):
+            each += math.prod(sizes) * used[axis]
+            sizes[axis] = used[axis]
+        products = dots(maps * each)
         # A map of which no column is taken has no row either.
         return itemised(read, written, walked=("products",), products=products)
     gains = Counts(MUL=2 * maps * half_gains(band).numel())
     return itemised(read, written, walked=("gains",), gains=gains) + _modelled(
-        of_plane(band.size) * (2 * maps)
+        of_map(band.size) * (2 * maps)
     )
 
 

@@ -41,7 +41,7 @@ def conv_norm(
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         _add_powers(spectra, groups, powers[0][part])
-    if plan.extent == (1, 1):
+    if plan.single:
         powers[1].copy_(constant(g, groups))
     else:
         for part, spectra in chunks(g, grid, "g", _CHUNK):
@@ -61,7 +61,7 @@ def conv_bins(
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         _add_powers(spectra, groups, powers[0][part])
         x_bins[:, part] = _gathered(spectra, kept)
-    if plan.extent == (1, 1):
+    if plan.single:
         powers[1].copy_(constant(g, groups))
         g_bins[:, :, 0] = g.flatten(1)
         g_bins[:, :, 1] = 0

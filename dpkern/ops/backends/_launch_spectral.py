@@ -21,7 +21,7 @@ from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._lines import LongLine
 from ..spectral._plan import LongPlaces, Places, retained, sides_of, sums_error, tables_of
-from ..spectral._sizes import ConvolutionGrid
+from ..spectral._sizes import Axes, ConvolutionGrid, axes
 from ..spectral._spectra import Grid, of_one_sample, on
 from ..spectral._whitened_plan import whitened_plan
 from ..spectral.whitened_bins import PlanArguments, plan_arguments
@@ -376,9 +376,7 @@ def whitened_bins(
     return x_bins, g_bins, squares
 
 
-def _tap_turns(
-    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], dtype: torch.dtype
-) -> Tensor:
+def _tap_turns(band: Band, kernel: Axes, dilation: Axes, dtype: torch.dtype) -> Tensor:
     """Return ``[K, taps, 2]``, what Re S and Im S of a bin add to the taps."""
     turns = torch.stack(bins.crop_matrix(band, kernel, dilation))
     return turns.permute(2, 1, 0).to(dtype).contiguous()
@@ -396,9 +394,8 @@ def bins_sum(
     groups: int = 1,
     band: Band,
 ) -> None:
-    axes, kind, device = len(band.size), out.dtype, out.device
-    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
-    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    kind, device = out.dtype, out.device
+    kernel, between = axes(out.shape[2:]), bins.taps_apart(out, dilation)
     turns = on(device, _tap_turns, band, kernel, between, kind)
     call = _tables.one(
         layouts.SPECTRAL_TAPS,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from ..ghost._bounds import of_sums
-from ..spectral._spectra import Grid
+from ..spectral._spectra import Grid, half, transformed
 
 
 def chunks(
@@ -24,21 +25,21 @@ def chunks(
     size = grid.size if which == "x" else grid.folded
     place = grid.place_input if which == "x" else grid.place_gradient
     kind = of_sums(operand.dtype)
-    channels, points = operand.shape[1], size[0] * (size[1] // 2 + 1)
+    channels, points = operand.shape[1], math.prod(half(size))
     samples = max(1, most // max(1, channels * points * 2 * kind.itemsize))
     samples = max(1, min(samples, len(operand)))
     maps = operand.new_zeros(samples, channels, *size, dtype=kind)
     for begin in range(0, len(operand), samples):
         part = operand[begin : begin + samples]
-        spectra = torch.fft.rfft2(place(part, maps[: len(part)]))
+        spectra = transformed(place(part, maps[: len(part)]))
         yield slice(begin, begin + len(part)), spectra.view(len(part), channels, points)
 
 
 def room(x: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
     """Allocate the powers of both operands, float64 ``[B, groups, bins]``."""
     return [
-        x.new_empty(len(x), groups, height * (width // 2 + 1), dtype=torch.float64)
-        for height, width in (grid.size, grid.folded)
+        x.new_empty(len(x), groups, math.prod(half(size)), dtype=torch.float64)
+        for size in (grid.size, grid.folded)
     ]
 
 

@@ -5,6 +5,7 @@ A few samples are transformed at a time; the kernels take their spectra while th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._filter_products import is_even, multiplied
 from ..spectral._plan import Retained, plan_of, reaches, retained
-from ..spectral._sizes import ConvolutionGrid, Pair, planes
+from ..spectral._sizes import ConvolutionGrid, axes, planes, volumes
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ..spectral.whitened_bins import plan_for
@@ -78,8 +79,8 @@ def spectral_gather(
 
 @compiled
 def spectral_norm(
-    x: Float[Tensor, "B C H W"],
-    g: Float[Tensor, "B O Y X"],
+    x: Float[Tensor, "B C D H W"],
+    g: Float[Tensor, "B O Z Y X"],
     lines: Int64[Tensor, "N"],
     turns: Double[Tensor, "M"],
     index: Int64[Tensor, "K"],
@@ -107,7 +108,7 @@ def spectral_norm(
     """Return squared norms of the correlation maps, from above, and write the retained bins.
 
     Args:
-        x, g: planes of inputs, and of output gradients.
+        x, g: volumes of inputs, and of output gradients; planes have the depth 1.
         lines, turns, index, weights, x_weights, g_weights, errors, share: ``NormTables``.
         narrow_sums, wide_sums, wide: of a ``NormPlan``.
         groups: of the convolution.
@@ -119,7 +120,7 @@ def spectral_norm(
 
 @compiled
 def spectral_bins(
-    x: Float[Tensor, "B C H W"],
+    x: Float[Tensor, "B C D H W"],
     lines: Int64[Tensor, "N"],
     turns: Double[Tensor, "M"],
     bin: Int64[Tensor, "K S"],
@@ -129,11 +130,11 @@ def spectral_bins(
     wide: bool,
     bins: Float[Tensor, "R B A C", written],
 ) -> Double[Tensor, "squares: B"]:
-    """Write the retained bins of one operand, whose planes are ``x``, and return its squares.
+    """Write the retained bins of one operand, whose maps are ``x``, and return its squares.
 
     Args:
-        x: planes.
-        lines, turns: of the operand's rows and columns, as in ``NormTables``.
+        x: volumes; planes have the depth 1.
+        lines, turns: of the operand's lines, as in ``NormTables``.
         bin, source, turn, count: its ``Retained`` bins.
         wide: whether to compute in double.
         bins: what was retained.
@@ -212,7 +213,7 @@ def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
 def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
     x_powers, g_powers = powers
     x_weights, g_weights = parseval(grid.size), parseval(grid.folded)
-    share = (grid.folded[0] * grid.folded[1]) ** 0.5
+    share = math.prod(grid.folded) ** 0.5
     return spectral_squares(
         x_powers, g_powers, grid.index, grid.factors, x_weights, g_weights, eta, share
     )
@@ -238,8 +239,8 @@ def _fused(
     tables = made.tables
     (xs, gs), (x_bins, g_bins) = kept, out
     return spectral_norm(
-        planes(x),
-        planes(g),
+        volumes(x),
+        volumes(g),
         tables.lines,
         tables.turns,
         tables.index,
@@ -271,7 +272,7 @@ def _by_transforms(x: Tensor, g: Tensor, grid: Grid) -> Tensor:
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         spectral_powers(torch.view_as_real(spectra), powers[0][part])
-    if plan.extent == (1, 1):
+    if plan.single:
         powers[1].copy_(constant(g, groups))
     else:
         for part, spectra in chunks(g, grid, "g", _CHUNK):
@@ -294,7 +295,7 @@ def _conv_bins(
         parts = torch.view_as_real(spectra)
         spectral_powers(parts, powers[0][part])
         spectral_gather(parts, kept, part.start, found[0])
-    if plan.extent == (1, 1):
+    if plan.single:
         powers[1].copy_(constant(g, groups))
         found[1][:, :, 0] = g.flatten(1)
         found[1][:, :, 1] = 0
@@ -315,9 +316,12 @@ def _whitened_bins(
     grid = Grid(plan, plan.size, None)
     x_bins, g_bins, x_squares, g_squares = _bins(x, g, grid, band)
     made = plan_for(plan, matrix, band, x.dtype)
+    # A volume's rows are those of all its planes: its norm is not below that of the used ones.
+    xs, gs = (volumes(t).flatten(2, 3) for t in (x, g))
+    rows = xs.shape[2] if x.dim() == 5 else grid.rows[-2]
     squares = spectral_whitened(
-        planes(x),
-        planes(g),
+        xs,
+        gs,
         x_bins,
         g_bins,
         x_squares,
@@ -333,7 +337,8 @@ def _whitened_bins(
         made.g_error,
         made.share,
         plan.geometry.groups,
-        *grid.rows,
+        rows,
+        grid.rows[-1],
     )
     return x_bins, g_bins, squares
 
@@ -349,7 +354,7 @@ def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor,
     for maps, keep, line in zip((x, g), retained(grid, band), made.tables.sides, strict=True):
         bins = maps.new_empty(len(keep.source), len(maps), 2, maps.shape[1])
         tables = *line, keep.places, keep.source, keep.turn, keep.count
-        squares.append(spectral_bins(planes(maps), *tables, made.wide, bins))
+        squares.append(spectral_bins(volumes(maps), *tables, made.wide, bins))
         found.append(bins)
     return found[0], found[1], squares[0], squares[1]
 
@@ -358,8 +363,7 @@ def _bins(x: Tensor, g: Tensor, grid: Grid, band: Band) -> tuple[Tensor, Tensor,
 def _filtered(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band) -> Tensor:
     if band.kind == "rectangle" or not is_even(band):
         return filtered.reference(x, padding=padding, rows=rows, band=band)
-    used: Pair = (1, *rows)[-2:]  # type: ignore[assignment]
-    before: Pair = (0, *padding)[-2:]  # type: ignore[assignment]
+    used, before = axes(rows), axes(padding, 0)
     maps = planes(x)
     out = maps.new_empty(*maps.shape[:2], *used)
     samples = max(1, _FILTER_CHUNK // max(1, maps[:1].numel()))
@@ -380,10 +384,7 @@ def _bins_sum(
     band: Band,
     **_: Any,
 ) -> None:
-    axes = len(band.size)
-    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
-    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
-    turns = bins.crop_matrix(band, kernel, between)
+    turns = bins.crop_matrix(band, axes(out.shape[2:]), bins.taps_apart(out, dilation))
     spectral_bins_sum(x_bins, g_bins, factors, *turns, groups, out.flatten(2))
 
 

@@ -26,8 +26,9 @@ assert layouts.SPECTRAL_PART == PART
 
 
 def reaches(grid: Grid, dtype: torch.dtype) -> bool:
-    """Whether blocks hold the maps of this grid, with sums of this dtype."""
-    return _plan.reaches(grid) and _fits(of_one_sample(grid), dtype)
+    """Whether blocks hold the maps of this grid, which are planes, with sums of this dtype."""
+    planes = len(grid.size) == 2
+    return planes and _plan.reaches(grid) and _fits(of_one_sample(grid), dtype)
 
 
 @lru_cache(maxsize=1024)

@@ -27,7 +27,8 @@ class Band:
     """A filter on the frequencies of a grid; compared by its three numbers.
 
     Args:
-        size: ``(P, Q)``, or ``(d,)`` for blocks of a circulant matrix.
+        size: ``(P, Q)``, ``(depth, P, Q)``, or ``(d,)`` for lines and blocks of a circulant
+            matrix.
         kind: ``all`` keeps everything with gain 1. ``shells`` and ``rectangle`` keep the smallest
             union of whole shells ``r <= m`` with at least ``keep P Q`` bins, where ``r`` is
 
@@ -48,16 +49,23 @@ class Band:
     keep: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, (tuple, list)) or len(self.size) not in (1, 2):
+        if not isinstance(self.size, (tuple, list)) or len(self.size) not in (1, 2, 3):
             raise InvalidInput(
                 "size",
-                expected="(P, Q), or (d,) for circulant blocks",
+                expected="(P, Q), (depth, P, Q), or (d,) for circulant blocks",
                 got=self.size,
                 remedy="Give the number of frequencies per axis.",
             )
         object.__setattr__(self, "size", tuple(check.integer(1, size=n) for n in self.size))
         check.choice(KINDS, kind=self.kind)
         object.__setattr__(self, "keep", check.probability(keep=self.keep))
+        if self.kind == "authors_slice" and len(self.size) == 3:
+            raise InvalidInput(
+                "kind",
+                expected="'shells' or 'rectangle' on three axes",
+                got=self.kind,
+                remedy="The authors' code slices planes and lines alone; choose another mask.",
+            )
         if self.kind == "all" and self.keep != 1:
             raise InvalidInput(
                 "keep",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ._band import Array, Band, half_weights
 from ._lines import circle
-from ._sizes import Pair
+from ._sizes import Axes
 
 Tables = tuple[Tensor, Tensor, Tensor]
 LONGEST = 144
@@ -27,8 +27,8 @@ LONGEST = 144
 
 
 def is_even(band: Band) -> bool:
-    """Whether gains at ``(ky, kx)`` and ``(-ky, kx)`` are equal, on a grid of moderate size."""
-    return band.kind != "authors_slice" and max(band.size) <= LONGEST
+    """Whether gains at ``(ky, kx)`` and ``(-ky, kx)`` are equal, on a plane of moderate size."""
+    return band.kind != "authors_slice" and max(band.size) <= LONGEST and len(band.size) < 3
 
 
 def _plane(band: Band) -> Array:
@@ -36,7 +36,7 @@ def _plane(band: Band) -> Array:
 
 
 @lru_cache(maxsize=256)
-def tables(band: Band, before: Pair, used: Pair, given: Pair, dtype: torch.dtype) -> Tables:
+def tables(band: Band, before: Axes, used: Axes, given: Axes, dtype: torch.dtype) -> Tables:
     """Return ``[2 kx, columns]``, ``[2 kx, rows, rows used]`` and ``[2 kx, columns used]``.
 
     Args:
@@ -66,14 +66,14 @@ def tables(band: Band, before: Pair, used: Pair, given: Pair, dtype: torch.dtype
     return across, along, back
 
 
-def filter_products(band: Band, before: Pair, used: Pair, given: Pair) -> int:
+def filter_products(band: Band, before: Axes, used: Axes, given: Axes) -> int:
     """Return the products that ``multiplied`` takes for each map, with the sizes of ``tables``."""
     across, along, back = tables(band, before, used, given, torch.float32)
     rows, columns = along.shape[1], across.shape[1]
     return len(across) * (rows * columns + rows * used[0] + used[0] * back.shape[1])
 
 
-def multiplied(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
+def multiplied(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
     """Filter ``[B, C, height, width]`` on the CPU; return ``[B, C, *used]``."""
     given = x.shape[2], x.shape[3]
     across, along, back = tables(band, before, used, given, x.dtype)

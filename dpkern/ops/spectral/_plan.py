@@ -2,14 +2,15 @@
 
 ``csrc/cpu/spectral_transform.h`` transforms a map by products with cosines and sines, folded about
 its centre, and keeps ``M`` and ``N`` of a quarter of the frequencies, ``M +- 2 N`` being the powers
-at ``(+-ky, kx)``. Where a line is long it takes both axes in two levels (``spectral_long.h``) and
-keeps the powers of half of the frequencies. Here stand the tables that it reads. The proof of the
-errors is in ``docs/spectral.md``.
+at ``(+-ky, kx)``. Where a line is long, and in volumes, it takes all axes in two levels
+(``spectral_long.h``) and keeps the powers of half of the frequencies. Here stand the tables that it
+reads. The proof of the errors is in ``docs/spectral.md``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from ._band import Array, Band, half_weights
 from ._lines import LONGEST, FrequencyLine, Integers, LongLine, circle, long_line
-from ._sizes import Pair
-from ._spectra import Grid, half_gains
+from ._sizes import Axes
+from ._spectra import Grid, half, half_gains
 
 _ERROR = 7e-5
 """Error of a transform up to which float32 is precise."""
@@ -37,14 +38,15 @@ class NormTables:
     """The tables that the kernel reads besides the operands, all of them on the CPU.
 
     Attributes:
-        lines: rows and columns of x, then of g, ``(n, count, step)`` each.
+        lines: depth, if maps are volumes, rows and columns of x, then of g, ``(n, count, step)``
+            each.
         turns: their cosines and sines.
         index: the place of g's numbers for each place of x.
         weights: ``[places of x, 3]``, of the products ``M M``, ``N N`` and ``M N``; of long lines
             ``[places of x, 1]``, of powers.
         x_weights, g_weights: Parseval's, from ``M`` or powers to the squared norm of an operand.
         errors: of the transforms of x and of g in float32, and of both in float64.
-        share: ``sqrt(P' Q')`` of g's grid.
+        share: the root of the size of g's grid.
         skew: whether gains at ``(ky, kx)`` and ``(-ky, kx)`` differ.
     """
 
@@ -61,8 +63,8 @@ class NormTables:
     @cached_property
     def sides(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The lines of x with their cosines and sines, and those of g."""
-        first = 2 * int(self.lines[0] + self.lines[3])
-        x, g = self.lines[:6], self.lines[6:]
+        x, g = self.lines.chunk(2)
+        first = 2 * int(x[::3].sum())
         return (x, self.turns[:first]), (g, self.turns[first:])
 
 
@@ -93,14 +95,20 @@ class Places:
     columns: FrequencyLine
 
     @property
-    def ky(self) -> Integers:
-        """Frequencies along columns."""
-        return np.tile(self.rows.frequencies, self.columns.n // 2 + 1)
+    def lines(self) -> tuple[FrequencyLine, FrequencyLine]:
+        """Rows and columns."""
+        return self.rows, self.columns
 
     @property
-    def kx(self) -> Integers:
-        """Frequencies along rows."""
-        return np.repeat(np.arange(self.columns.n // 2 + 1), len(self.rows.frequencies))
+    def count(self) -> int:
+        """How many places there are."""
+        return (self.columns.n // 2 + 1) * len(self.rows.frequencies)
+
+    @property
+    def frequencies(self) -> tuple[Integers, Integers]:
+        """``ky`` and ``kx`` of every place."""
+        ky = np.tile(self.rows.frequencies, self.columns.n // 2 + 1)
+        return ky, np.repeat(np.arange(self.columns.n // 2 + 1), len(self.rows.frequencies))
 
     @property
     def weights(self) -> Array:
@@ -128,50 +136,71 @@ class Places:
 
     def factors(self, gains: Array, signs: Integers) -> Array:
         """Return the weights of products, for squared gains ``[P, Q/2 + 1]``."""
-        plus, minus = gains[self.ky, self.kx], gains[-self.ky % self.rows.n, self.kx]
+        ky, kx = self.frequencies
+        plus, minus = gains[ky, kx], gains[-ky % self.rows.n, kx]
         even, odd = self.weights / 2 * (plus + minus), self.weights * (plus - minus)
         return np.stack([even, 4 * signs * even, odd], 1)
 
 
 @dataclass(frozen=True)
 class LongPlaces:
-    """Places ``[kx, ky]`` of half of the frequencies of a grid with long lines, both flat."""
+    """Places ``[kx, ky, kz]`` of half of the frequencies of a grid with long lines, all flat.
+
+    Attributes:
+        lines: depth, if maps are volumes, rows and columns.
+    """
 
     parts: ClassVar[int] = 1
 
-    rows: LongLine
-    columns: LongLine
+    lines: tuple[LongLine, ...]
 
     @property
-    def ky(self) -> Integers:
-        """Frequencies along columns."""
-        return np.tile(self.rows.frequencies, len(self.columns.halves))
+    def rows(self) -> LongLine:
+        """The last axis but one."""
+        return self.lines[-2]
 
     @property
-    def kx(self) -> Integers:
-        """Frequencies along rows, above the half where the kernel has the conjugate."""
-        return np.repeat(self.columns.halves, self.rows.n)
+    def columns(self) -> LongLine:
+        """The last axis, that of half spectra."""
+        return self.lines[-1]
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return len(self.columns.halves) * math.prod(line.n for line in self.lines[:-1])
+
+    @property
+    def frequencies(self) -> tuple[Integers, ...]:
+        """Those of every place, ``kx`` above the half where the kernel has the conjugate."""
+        others = [line.frequencies for line in self.lines[-2::-1]]
+        grids = np.meshgrid(self.columns.halves, *others, indexing="ij")
+        return tuple(grid.ravel() for grid in grids[::-1])
 
     @property
     def weights(self) -> Array:
         """The share of a power in the squared norm of a map."""
-        stands = np.repeat(self.columns.stands, self.rows.n)
-        return stands / (self.rows.n * self.columns.n)
+        each = math.prod(line.n for line in self.lines[:-1])
+        return np.repeat(self.columns.stands, each) / (each * self.columns.n)
 
-    def find(self, ky: Integers, kx: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
+    def find(self, *frequencies: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
         """Return the places of frequencies, 1 for each, and which are conjugates there."""
-        down, across = np.empty(self.rows.n, np.int64), np.full(self.columns.n, -1)
-        down[self.rows.frequencies] = np.arange(self.rows.n)
+        across = np.full(self.columns.n, -1)
         across[self.columns.halves] = np.arange(len(self.columns.halves))
-        conjugate = across[kx % self.columns.n] < 0
+        conjugate = across[frequencies[-1] % self.columns.n] < 0
         sign = np.where(conjugate, -1, 1)
-        place = across[sign * kx % self.columns.n] * self.rows.n + down[sign * ky % self.rows.n]
+        place = across[sign * frequencies[-1] % self.columns.n]
+        for line, k in zip(self.lines[-2::-1], frequencies[-2::-1], strict=True):
+            down = np.empty(line.n, np.int64)
+            down[line.frequencies] = np.arange(line.n)
+            place = place * line.n + down[sign * k % line.n]
         return place, np.ones_like(place), conjugate
 
     def factors(self, gains: Array, _: Integers) -> Array:
-        """Return the weights of products, for squared gains ``[P, Q/2 + 1]``."""
-        sign = np.where(2 * self.kx > self.columns.n, -1, 1)
-        kept = gains[sign * self.ky % self.rows.n, sign * self.kx % self.columns.n]
+        """Return the weights of products, for squared gains of a half spectrum."""
+        frequencies = self.frequencies
+        sign = np.where(2 * frequencies[-1] > self.columns.n, -1, 1)
+        each = zip(frequencies, self.lines, strict=True)
+        kept = gains[tuple(sign * k % line.n for k, line in each)]
         return (self.weights * kept)[:, None]
 
 
@@ -182,14 +211,14 @@ Sides = tuple[Places, Places] | tuple[LongPlaces, LongPlaces]
 @lru_cache(maxsize=256)
 def _make(sides: Sides, band: Band | None) -> NormTables:
     x, g = sides
-    (p, q), turned = (x.rows.n, x.columns.n), (x.rows, x.columns, g.rows, g.columns)
-    gains = np.ones((p, q // 2 + 1)) if band is None else half_gains(band).numpy() ** 2
-    index, signs, _ = g.find(x.ky, x.kx)
+    turned: list[FrequencyLine | LongLine] = [*x.lines, *g.lines]
+    gains = np.ones(half(tuple(line.n for line in x.lines)))
+    if band is not None:
+        gains = half_gains(band).numpy() ** 2
+    index, signs, _ = g.find(*x.frequencies)
     weights = x.factors(gains, signs)
     errors = [
-        _both(rows, columns, dtype)
-        for dtype in (torch.float32, torch.float64)
-        for rows, columns in (turned[:2], turned[2:])
+        _error_of(side.lines, dtype) for dtype in (torch.float32, torch.float64) for side in sides
     ]
     return NormTables(
         lines=torch.tensor([_numbers(line) for line in turned]).flatten(),
@@ -199,7 +228,7 @@ def _make(sides: Sides, band: Band | None) -> NormTables:
         x_weights=torch.from_numpy(x.weights),
         g_weights=torch.from_numpy(g.weights),
         errors=torch.tensor(errors, dtype=torch.float64),
-        share=math.sqrt(g.rows.n * g.columns.n),
+        share=math.sqrt(math.prod(line.n for line in g.lines)),
         skew=bool(weights[:, 2:].any()),
     )
 
@@ -208,12 +237,10 @@ def _numbers(line: FrequencyLine | LongLine) -> tuple[int, int, int]:
     return line.n, line.count, line.step if isinstance(line, FrequencyLine) else line.first
 
 
-def _both(
-    rows: FrequencyLine | LongLine, columns: FrequencyLine | LongLine, dtype: torch.dtype
-) -> float:
-    """Return eta of both axes: ``(1 + u)^2`` for folding, and the two sums."""
+def _error_of(lines: Sequence[FrequencyLine | LongLine], dtype: torch.dtype) -> float:
+    """Return eta of all axes: ``1 + u`` for folding, and the sums, of each."""
     unit = torch.finfo(dtype).eps / 2
-    factors = (1 + unit) ** 2 * (1 + rows.error(dtype)) * (1 + columns.error(dtype))
+    factors = math.prod((1 + unit) * (1 + line.error(dtype)) for line in lines)
     return float((factors - 1) * (1 + 2.0**-30))
 
 
@@ -246,20 +273,22 @@ def places(grid: Grid, shared: bool = True) -> tuple[Places, Places]:
 def _sizes(grid: Grid) -> list[list[tuple[int, int, int]]]:
     """Return ``(n, count, step)`` of the lines of x and of g."""
     steps = [s // f for s, f in zip(grid.layer.stride, grid.folds, strict=True)]
-    x = zip(grid.size, grid.rows, (1, 1), strict=True)
+    x = zip(grid.size, grid.rows, (1,) * len(steps), strict=True)
     return [list(x), list(zip(grid.folded, grid.layer.output, steps, strict=True))]
 
 
 @lru_cache(maxsize=1024)
 def _sides(grid: Grid, shared: bool = True) -> Sides | None:
     """Return the frequencies in a kernel's order; None where a line has no two levels."""
-    if max(grid.size) <= LONGEST:
+    if max(grid.size) <= LONGEST and len(grid.size) == 2:
         return places(grid, shared)
-    lines = [long_line(*sizes, shared) for side in _sizes(grid) for sizes in side]
-    rows, columns, g_rows, g_columns = lines
-    if rows is None or columns is None or g_rows is None or g_columns is None:
-        return None
-    return LongPlaces(rows, columns), LongPlaces(g_rows, g_columns)
+    found = []
+    for side in _sizes(grid):
+        lines = [long_line(*sizes, shared) for sizes in side]
+        if None in lines:
+            return None
+        found.append(LongPlaces(tuple(line for line in lines if line is not None)))
+    return found[0], found[1]
 
 
 def sides_of(grid: Grid, shared: bool = True) -> Sides:
@@ -287,9 +316,10 @@ def plan_of(grid: Grid) -> NormPlan:
     return NormPlan(tables=tables, narrow_sums=narrow, wide_sums=wide, wide=_wide(grid, tables))
 
 
-def takes(size: Pair) -> bool:
+def takes(size: Axes) -> bool:
     """Whether the CPU kernel takes grids of this size; a stride leaves factors of it."""
-    return max(size) <= LONGEST or all(long_line(n, n, 1) is not None for n in size)
+    short = max(size) <= LONGEST and len(size) == 2
+    return short or all(long_line(n, n, 1) is not None for n in size)
 
 
 def transform_products(grid: Grid) -> int:
@@ -298,9 +328,15 @@ def transform_products(grid: Grid) -> int:
     x, g = _sides(grid) or places(grid)
     total = 0
     for side, maps in ((x, geometry.in_channels), (g, geometry.out_channels)):
-        rows, columns = side.rows, side.columns
-        down = 2 * rows.products + (6 if side.parts == 2 else 4) * len(rows.frequencies)
-        total += maps * (columns.products * rows.count + (columns.n // 2 + 1) * down)
+        *others, columns = side.lines
+        total += maps * columns.products * math.prod(line.count for line in others)
+        # Lines of complex numbers: of each kx, and of each frequency of the axes behind.
+        behind = columns.n // 2 + 1
+        while others:
+            line = others.pop()
+            each = 2 * line.products + (6 if side.parts == 2 else 4) * len(line.frequencies)
+            total += maps * each * behind * math.prod(line.count for line in others)
+            behind *= line.n
     return total
 
 
@@ -333,16 +369,17 @@ class Retained:
     count: int
 
 
-def _retain(side: Places | LongPlaces, centre: Pair, ky: Integers, kx: Integers) -> Retained:
-    place, sign, conjugate = side.find(ky, kx)
+def _retain(side: Places | LongPlaces, centre: Axes, frequencies: Sequence[Integers]) -> Retained:
+    place, sign, conjugate = side.find(*frequencies)
     which, source = np.unique(2 * place + (sign < 0), return_inverse=True)
-    table = np.full(2 * len(side.ky), -1)
+    table = np.full(2 * side.count, -1)
     table[which] = np.arange(len(which))
     # The powers' origin is the centre: a turn by exp(-2 pi i k.centre), by integer angles.
-    down, across = circle(side.rows.n), circle(side.columns.n)
-    one, two = ky * centre[0] % side.rows.n, kx * centre[1] % side.columns.n
-    real = down[0, one] * across[0, two] - down[1, one] * across[1, two]
-    imag = -down[1, one] * across[0, two] - down[0, one] * across[1, two]
+    real, imag = np.ones(len(place)), np.zeros(len(place))
+    lines: Sequence[FrequencyLine | LongLine] = side.lines
+    for line, k, at in zip(lines, frequencies, centre, strict=True):
+        c, s = circle(line.n)[:, k * at % line.n]
+        real, imag = real * c + imag * s, imag * c - real * s
     side_sign = np.where(conjugate, -1.0, 1.0)
     turn = np.stack([real, side_sign * imag, imag, -side_sign * real], 1)
     return Retained(
@@ -357,11 +394,11 @@ def _retain(side: Places | LongPlaces, centre: Pair, ky: Integers, kx: Integers)
 def retained(grid: Grid, band: Band, shared: bool = True) -> tuple[Retained, Retained]:
     """Return the retained bins of the inputs and of the output gradients."""
     x, g = sides_of(grid, shared)
-    top, left = grid.layer.padding
-    y, z = (line.origin * line.step for line in (g.rows, g.columns))
-    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
-    centre = top + x.rows.origin, left + x.columns.origin
-    return _retain(x, centre, ky, kx), _retain(g, (y, z), ky, kx)
+    kept = [index.numpy() for index in half_gains(band).nonzero(as_tuple=True)]
+    lines: Sequence[FrequencyLine | LongLine] = x.lines
+    of_x = tuple(p + line.origin for p, line in zip(grid.layer.padding, lines, strict=True))
+    of_g = tuple(line.origin * line.step for line in g.lines)
+    return _retain(x, of_x, kept), _retain(g, of_g, kept)
 
 
 __all__ = [

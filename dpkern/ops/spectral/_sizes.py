@@ -3,7 +3,8 @@
 A layer's correlation map ``R[o, c](u) = sum_a D[o](a) Xp[c](u + a mod (P, Q))`` lives on a grid
 ``(P, Q)``, which belongs to the mechanism: it changes what is clipped and filtered. ``Xp`` is the
 zero-padded input up to the last row and column that an output uses, ``D`` the output gradient on
-the grid of the strides. One spatial dimension is a plane of height 1.
+the grid of the strides. One spatial dimension is a plane of height 1; three are volumes, with their
+depth in front.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from ...base.errors import InvalidInput
 from ..ghost._conv_geometry import Geometry, Size, check_geometry
 
-Pair = tuple[int, int]
+Axes = tuple[int, ...]
+"""A size per axis of planes or volumes: two or three."""
 
 
 def fast(least: int, multiple: int = 1) -> int:
@@ -39,84 +41,85 @@ def _smooth(n: int) -> bool:
     return n == 1
 
 
-def _pair(numbers: Sequence[int], missing: int) -> Pair:
-    height, width = (missing, *numbers)[-2:]
-    return height, width
+def axes(numbers: Sequence[int], missing: int = 1) -> Axes:
+    """Return numbers per axis; those of a line stand behind ``missing``, a plane's of height 1."""
+    return (missing, *numbers) if len(numbers) == 1 else tuple(numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionGrid:
-    """A convolution of one or two spatial dimensions and its grid.
+    """A convolution of one to three spatial dimensions and its grid.
 
     Attributes:
         geometry: the convolution.
-        size: ``(P, Q)``.
+        size: ``(P, Q)``, or ``(depth, P, Q)``.
     """
 
     geometry: Geometry
-    size: Pair
+    size: Axes
 
     @cached_property
-    def input(self) -> Pair:
+    def input(self) -> Axes:
         """Sizes of the input without padding."""
-        return _pair(self.geometry.input, 1)
+        return axes(self.geometry.input)
 
     @cached_property
-    def output(self) -> Pair:
+    def output(self) -> Axes:
         """Positions of the output."""
-        return _pair(self.geometry.output, 1)
+        return axes(self.geometry.output)
 
     @cached_property
-    def kernel(self) -> Pair:
+    def kernel(self) -> Axes:
         """Taps per dimension."""
-        return _pair(self.geometry.kernel, 1)
+        return axes(self.geometry.kernel)
 
     @cached_property
-    def stride(self) -> Pair:
+    def stride(self) -> Axes:
         """Strides between outputs."""
-        return _pair(self.geometry.stride, 1)
+        return axes(self.geometry.stride)
 
     @cached_property
-    def padding(self) -> Pair:
+    def padding(self) -> Axes:
         """Zeros in front."""
-        return _pair(self.geometry.padding, 0)
+        return axes(self.geometry.padding, 0)
 
     @cached_property
-    def dilation(self) -> Pair:
+    def dilation(self) -> Axes:
         """Distances between taps."""
-        return _pair(self.geometry.dilation, 1)
+        return axes(self.geometry.dilation)
 
     @cached_property
-    def extent(self) -> Pair:
+    def extent(self) -> Axes:
         """Sizes of the output gradient on the grid of the strides: ``s (Ho - 1) + 1``."""
-        y, x = (s * (n - 1) + 1 for s, n in zip(self.stride, self.output, strict=True))
-        return y, x
+        return tuple(s * (n - 1) + 1 for s, n in zip(self.stride, self.output, strict=True))
+
+    @property
+    def single(self) -> bool:
+        """Whether the output has one place, whose gradient is its own spectrum."""
+        return math.prod(self.extent) == 1
 
     @cached_property
-    def least(self) -> Pair:
+    def least(self) -> Axes:
         """Rows and columns of the padded input that outputs use.
 
         This is the smallest grid that is right at the lags of the kernel.
         """
-        y, x = (
+        return tuple(
             e + t * (d - 1) for e, t, d in zip(self.extent, self.dilation, self.kernel, strict=True)
         )
-        return y, x
 
     @cached_property
-    def linear(self) -> Pair:
+    def linear(self) -> Axes:
         """The smallest grid on which no lag wraps around."""
-        y, x = (n + e - 1 for n, e in zip(self.least, self.extent, strict=True))
-        return y, x
+        return tuple(n + e - 1 for n, e in zip(self.least, self.extent, strict=True))
 
     @cached_property
-    def norm_size(self) -> Pair:
+    def norm_size(self) -> Axes:
         """A fast grid of the same norm: where no lag wraps around, every grid has the same."""
-        y, x = (
+        return tuple(
             fast(linear, s) if size >= linear else size
             for size, linear, s in zip(self.size, self.linear, self.stride, strict=True)
         )
-        return y, x
 
     @staticmethod
     def of(
@@ -131,11 +134,11 @@ class ConvolutionGrid:
     ) -> ConvolutionGrid:
         """Make the layer of an op's arguments, which are not checked."""
         geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-        return _layer(geometry, _pair(tuple(size), 1))
+        return _layer(geometry, axes(tuple(size)))
 
 
 @lru_cache(maxsize=1024)
-def _layer(geometry: Geometry, size: Pair) -> ConvolutionGrid:
+def _layer(geometry: Geometry, size: Axes) -> ConvolutionGrid:
     return ConvolutionGrid(geometry=geometry, size=size)
 
 
@@ -152,22 +155,15 @@ def check_layer(
     """Return the checked sizes; ``InvalidInput`` names the argument that is wrong."""
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
     spatial = len(geometry.input)
-    if spatial == 3:
-        raise InvalidInput(
-            "x",
-            expected="one or two spatial dimensions",
-            got="3",
-            remedy="Use a mechanism in the time domain for 3-D convolutions.",
-        )
-    right = isinstance(size, (list, tuple)) and len(size) in (spatial, 2)
-    if not right or not all(type(n) is int and n >= 1 for n in size) or (1, *size)[-2] < 1:
+    right = isinstance(size, (list, tuple)) and len(size) in (spatial, max(spatial, 2))
+    if not right or not all(type(n) is int and n >= 1 for n in size):
         raise InvalidInput(
             "size",
             expected=f"{spatial} positive ints, the grid of the transforms",
             got=size,
             remedy="Take it from the mechanism's configuration.",
         )
-    layer = _layer(geometry, _pair(tuple(size), 1))
+    layer = _layer(geometry, axes(tuple(size)))
     if any(have < need for have, need in zip(layer.size, layer.least, strict=True)):
         raise InvalidInput(
             "size",
@@ -179,8 +175,14 @@ def check_layer(
 
 
 def planes(x: torch.Tensor) -> torch.Tensor:
-    """Return a view ``[B, channels, height, width]``."""
-    return x if x.dim() == 4 else x.unsqueeze(2)
+    """Return a view ``[B, channels, height, width]``, or volumes as they are."""
+    return x.unsqueeze(2) if x.dim() == 3 else x
 
 
-__all__ = ["ConvolutionGrid", "Pair", "check_layer", "fast", "planes"]
+def volumes(x: torch.Tensor) -> torch.Tensor:
+    """Return a view ``[B, channels, depth, height, width]``."""
+    x = planes(x)
+    return x.unsqueeze(2) if x.dim() == 4 else x
+
+
+__all__ = ["Axes", "ConvolutionGrid", "axes", "check_layer", "fast", "planes", "volumes"]

@@ -7,6 +7,7 @@ kx is 0 or Q/2, else 2,
 
 Where the stride s divides P, D^ has period P/s: D is transformed without its gaps on P/s, and the
 other factor is folded, sum_j X^2(k + j P/s). Other strides do so by their greatest common divisor.
+Volumes have one more axis in front, of which all frequencies stand as those of ky do.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import Any
 import torch
 
 from ._band import Band, half_weights
-from ._sizes import ConvolutionGrid, Pair, planes
+from ._sizes import Axes, ConvolutionGrid, planes
 
+_MAPS = slice(None), slice(None)
 _ERROR = 8
 """Higham 2002, Theorem 24.2: a transform of n values is off by at most log2(n) (4 sqrt(2) + 1) u of
 its norm (to first order, exact twiddles rounded to u), which we take for radices 3 and 5 too."""
 
 
-def transform_error(dtype: torch.dtype, size: Pair) -> float:
+def transform_error(dtype: torch.dtype, size: Axes) -> float:
     """Return eta of one map's transform: ``|| computed - exact || <= eta || exact ||``."""
     unit = torch.finfo(dtype).eps / 2
     return _ERROR * unit * math.log2(max(2, math.prod(size)))
@@ -38,7 +40,7 @@ class Grid:
     """The grid of X and the folded one of D, on which the norm of a layer is computed."""
 
     layer: ConvolutionGrid
-    size: Pair
+    size: Axes
     band: Band | None
 
     @staticmethod
@@ -47,38 +49,34 @@ class Grid:
         return Grid(layer, layer.norm_size if band is None else layer.size, band)
 
     @cached_property
-    def folds(self) -> Pair:
+    def folds(self) -> Axes:
         """Repetitions of D's spectrum per axis: what the stride and the grid have in common."""
-        y, x = (math.gcd(n, s) for n, s in zip(self.size, self.layer.stride, strict=True))
-        return y, x
+        return tuple(math.gcd(n, s) for n, s in zip(self.size, self.layer.stride, strict=True))
 
     @cached_property
-    def folded(self) -> Pair:
+    def folded(self) -> Axes:
         """The grid of D."""
-        return self.size[0] // self.folds[0], self.size[1] // self.folds[1]
+        return tuple(n // f for n, f in zip(self.size, self.folds, strict=True))
 
     @cached_property
-    def rows(self) -> Pair:
+    def rows(self) -> Axes:
         """Rows and columns of the unpadded input that outputs use."""
-        y, x = (
-            max(0, min(n, least - p))
-            for n, least, p in zip(
-                self.layer.input, self.layer.least, self.layer.padding, strict=True
-            )
-        )
-        return y, x
+        layer = self.layer
+        each = zip(layer.input, layer.least, layer.padding, strict=True)
+        return tuple(max(0, min(n, least - p)) for n, least, p in each)
 
     def place_input(self, x: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
         """Write the padded input on the grid; ``to`` holds zeros elsewhere."""
-        (top, left), (height, width) = self.layer.padding, self.rows
-        to[:, :, top : top + height, left : left + width] = planes(x)[:, :, :height, :width]
+        places = tuple(slice(p, p + n) for p, n in zip(self.layer.padding, self.rows, strict=True))
+        to[_MAPS + places] = planes(x)[_MAPS + tuple(slice(n) for n in self.rows)]
         return to
 
     def place_gradient(self, g: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
         """Write the output gradient on the folded grid; ``to`` holds zeros elsewhere."""
         steps = [s // f for s, f in zip(self.layer.stride, self.folds, strict=True)]
         spans = [(n - 1) * s + 1 for n, s in zip(self.layer.output, steps, strict=True)]
-        to[:, :, : spans[0] : steps[0], : spans[1] : steps[1]] = planes(g)
+        places = tuple(slice(0, span, s) for span, s in zip(spans, steps, strict=True))
+        to[_MAPS + places] = planes(g)
         return to
 
     @cached_property
@@ -87,7 +85,7 @@ class Grid:
 
         None means that every bin is its own.
         """
-        return None if self.folds == (1, 1) else fold_index(self.size, self.folded)[0]
+        return None if self.size == self.folded else fold_index(self.size, self.folded)[0]
 
     @cached_property
     def factors(self) -> torch.Tensor:
@@ -109,30 +107,42 @@ def on(device: torch.device, make: Callable[..., torch.Tensor], *args: Any) -> t
 
 
 @lru_cache(maxsize=256)
-def parseval(size: Pair) -> torch.Tensor:
+def parseval(size: Axes) -> torch.Tensor:
     """Return ``[P (Q/2 + 1)]``: the share of each bin of a half plane in the map's squared norm."""
-    weights = torch.from_numpy(half_weights(size[1])) / math.prod(size)
-    return weights.repeat(size[0])
+    weights = torch.from_numpy(half_weights(size[-1])) / math.prod(size)
+    return weights.repeat(math.prod(size[:-1]))
+
+
+def half(size: Axes) -> Axes:
+    """Return the sizes of a half spectrum."""
+    return (*size[:-1], size[-1] // 2 + 1)
+
+
+def transformed(maps: torch.Tensor) -> torch.Tensor:
+    """Return the half spectra ``[B, channels, *bins]`` of real planes or volumes."""
+    spectra: torch.Tensor = torch.fft.rfftn(maps, dim=tuple(range(2, maps.dim())))
+    return spectra
 
 
 @lru_cache(maxsize=256)
-def _factors(size: Pair, band: Band | None) -> torch.Tensor:
+def _factors(size: Axes, band: Band | None) -> torch.Tensor:
     factors = parseval(size)
     return factors if band is None else factors * half_gains(band).square().flatten()
 
 
 @lru_cache(maxsize=256)
-def fold_index(size: Pair, folded: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+def fold_index(size: Axes, folded: Axes) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``[bins of X]``: the bin of D with its value or conjugate, and bool: which."""
-    (p, q), (height, width) = folded, size
-    ky = torch.arange(height, device="cpu")[:, None] % p
-    kx = torch.arange(width // 2 + 1, device="cpu")[None] % q
-    beyond = kx > q // 2
-    ky, kx = torch.where(beyond, (p - ky) % p, ky), torch.where(beyond, q - kx, kx)
-    return (ky * (q // 2 + 1) + kx).flatten(), beyond.expand(height, -1).flatten()
+    lines = [torch.arange(k, device="cpu") % n for k, n in zip(half(size), folded, strict=True)]
+    grids = torch.meshgrid(*lines, indexing="ij")
+    beyond = grids[-1] > folded[-1] // 2
+    index = torch.zeros_like(grids[-1])
+    for k, n, stored in zip(grids, folded, half(folded), strict=True):
+        index = index * stored + torch.where(beyond, (n - k) % n, k)
+    return index.flatten(), beyond.flatten()
 
 
-def _folding(size: Pair, folded: Pair) -> torch.Tensor:
+def _folding(size: Axes, folded: Axes) -> torch.Tensor:
     """Return ``[bins of D, most]``: bins of X that fold onto each, filled with one behind the last.
 
     Sums over it have one order; scattered additions on a device have none.
@@ -147,10 +157,10 @@ def _folding(size: Pair, folded: Pair) -> torch.Tensor:
 
 
 def half_gains(band: Band) -> torch.Tensor:
-    """Return gains ``[P, Q/2 + 1]``; a band of one axis is a plane of height 1."""
+    """Return gains of a half spectrum; a band of one axis is a plane of height 1."""
     gains = torch.tensor(band.gains, device="cpu")
-    gains = gains if gains.dim() == 2 else gains[None]
-    return gains[:, : gains.shape[1] // 2 + 1]
+    gains = gains[None] if gains.dim() == 1 else gains
+    return gains[..., : gains.shape[-1] // 2 + 1]
 
 
 def powers(spectra: torch.Tensor, groups: int) -> torch.Tensor:
@@ -194,6 +204,7 @@ def product_squares(
 __all__ = [
     "Grid",
     "fold_index",
+    "half",
     "half_gains",
     "of_one_sample",
     "on",
@@ -201,4 +212,5 @@ __all__ = [
     "powers",
     "product_squares",
     "transform_error",
+    "transformed",
 ]

@@ -8,7 +8,8 @@ ones (Sorensen, Jones, Heideman, Burrus 1987) by
 
 Other n take ``2 n lg n`` products and ``3 n lg n`` additions, the radix 2's 5 n lg n of Cooley and
 Tukey 1965, by which transforms of all sizes are compared; real values half of it; both rounded up.
-A plane is transformed by rows, then by the columns of the half that is stored.
+A plane is transformed by rows, then by the columns of the half that is stored, a volume by its
+third axis as well.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def of_line(n: int, *, real: bool) -> Flops:
     return Flops(work - 3 * n + 4, 3 * work - 3 * n + 4)
 
 
-def of_plane(size: tuple[int, ...]) -> Flops:
-    """Count one transform of a real plane ``(P, Q)`` or line ``(d,)``, forward or back."""
-    height, width = (1, *size)[-2:]
-    rows = of_line(width, real=True) * height
-    return rows + of_line(height, real=False) * (width // 2 + 1)
+def of_map(size: tuple[int, ...]) -> Flops:
+    """Count one transform of a real volume, plane ``(P, Q)`` or line ``(d,)``, forward or back."""
+    *others, width = size
+    total = of_line(width, real=True) * math.prod(others)
+    for n in others:
+        total += of_line(n, real=False) * (math.prod(others) // n * (width // 2 + 1))
+    return total
 
 
-__all__ = ["Flops", "of_line", "of_plane"]
+__all__ = ["Flops", "of_line", "of_map"]

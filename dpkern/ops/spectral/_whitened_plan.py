@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ._band import Array, Band
 from ._plan import plan_of, reaches
-from ._sizes import Pair, _pair
+from ._sizes import Axes, axes
 from ._spectra import Grid, half_gains, parseval, transform_error
 from .bins import crop_matrix, kept_bins
 
@@ -119,7 +119,7 @@ def halves(matrix: Array) -> tuple[Array, Array, float]:
 
 
 def _tables(
-    matrix: Array, band: Band, kernel: Pair, dilation: Pair
+    matrix: Array, band: Band, kernel: Axes, dilation: Axes
 ) -> tuple[Array, Array, int, Array, float]:
     """Return the matrix of Re Z, that of Im Z, where its rows begin, the turns, and the cosine."""
     cosines, sines = (turn.numpy() for turn in crop_matrix(band, kernel, dilation))
@@ -127,10 +127,10 @@ def _tables(
     if cosine > _MIXED:
         still = np.stack([np.ones(cosines.shape[1]), np.zeros(cosines.shape[1])], 1)
         return matrix @ cosines, matrix @ sines, 0, still, 0.0
-    ky, kx = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
+    kept = (index.numpy() for index in half_gains(band).nonzero(as_tuple=True))
     centre = [t * (k - 1) / 2 for k, t in zip(kernel, dilation, strict=True)]
-    (height, width) = (1, *band.size)[-2:]
-    angle = 2 * np.pi * (ky * centre[0] / height + kx * centre[1] / width)
+    each = zip(kept, centre, axes(band.size), strict=True)
+    angle = 2 * np.pi * np.sum([k * c / n for k, c, n in each], 0)
     c, s = np.cos(angle), np.sin(angle)
     # (a - i b) exp(-i angle), of which even rows keep the real part and odd ones the imaginary one.
     real, imaginary = cosines * c - sines * s, sines * c + cosines * s
@@ -155,7 +155,7 @@ def whitened_plan(
         transforms: errors of the transforms of x and of g. None takes those of the CPU's kernels.
     """
     geometry = grid.layer.geometry
-    kernel, dilation = (_pair(pair, 1) for pair in (geometry.kernel, geometry.dilation))
+    kernel, dilation = (axes(sizes) for sizes in (geometry.kernel, geometry.dilation))
     even, odd, odd_from, turns, cosine = _tables(matrix.array, band, kernel, dilation)
     weights = parseval(grid.size)[kept_bins(band)]
     rows = max(len(even), odd_from + len(odd))

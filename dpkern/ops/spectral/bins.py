@@ -24,7 +24,7 @@ from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size, check_size
 from ._band import Band, half_weights
 from ._basis import lags
-from ._sizes import ConvolutionGrid, Pair, check_layer
+from ._sizes import Axes, ConvolutionGrid, axes, check_layer
 from ._spectra import (
     Grid,
     fold_index,
@@ -33,6 +33,7 @@ from ._spectra import (
     powers,
     product_squares,
     transform_error,
+    transformed,
 )
 from .conv_norm import check_band
 
@@ -45,23 +46,19 @@ def kept_bins(band: Band) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def crop_matrix(
-    band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def crop_matrix(band: Band, kernel: Axes, dilation: Axes) -> tuple[Tensor, Tensor]:
     """Return ``[taps, K]`` twice, float64: what Re S and Im S of a bin add to the taps."""
-    gains = half_gains(band)
-    width = (1, *band.size)[-1]
-    rows, columns = gains.nonzero(as_tuple=True)
-    weights = (
-        torch.from_numpy(half_weights(width))[columns] * gains[rows, columns] / math.prod(band.size)
-    )
-    taps = torch.from_numpy(lags(kernel, dilation)).double()
-    turns = taps[:, :1] * rows / gains.shape[0] + taps[:, 1:] * columns / width
+    gains, size = half_gains(band), axes(band.size)
+    kept = gains.nonzero(as_tuple=True)
+    weights = torch.from_numpy(half_weights(size[-1]))[kept[-1]] * gains[kept] / math.prod(size)
+    taps = torch.from_numpy(lags(kernel, dilation)).double().unbind(1)
+    each = zip(taps, kept, size, strict=True)
+    turns = torch.stack([lag[:, None] * k / n for lag, k, n in each]).sum(0)
     angles = 2 * math.pi * turns
     return weights * angles.cos(), -weights * angles.sin()
 
 
-def _turn(band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int) -> Tensor:
+def _turn(band: Band, kernel: Axes, dilation: Axes, part: int) -> Tensor:
     return crop_matrix(band, kernel, dilation)[part]
 
 
@@ -93,7 +90,7 @@ def _check_kind(band: object) -> None:
 
 def turned_bins(layer: ConvolutionGrid, grid: Grid, band: Band) -> int:
     """Return how many retained bins of D are read at their mirror and must be conjugated."""
-    if grid.index is None or layer.extent == (1, 1):
+    if grid.index is None or layer.single:
         return 0
     return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
 
@@ -137,7 +134,7 @@ def conv_bins(
         )
         x_bins, g_bins = empty
         return x_bins, g_bins, x_map.new_zeros(0)
-    x_spectra, g_spectra = (torch.fft.rfft2(m).flatten(2) for m in (x_map, g_map))
+    x_spectra, g_spectra = (transformed(m).flatten(2) for m in (x_map, g_map))
     squares = product_squares(
         grid,
         powers(x_spectra, groups),
@@ -152,13 +149,13 @@ def conv_bins(
     return x_bins.contiguous(), unfold(g_bins.contiguous(), grid, band), squares
 
 
-def gradient_bins(band: Band, size: Pair, folded: Pair) -> Tensor:
+def gradient_bins(band: Band, size: Axes, folded: Axes) -> Tensor:
     """Return ``[K]``, the bins of D that stand for the retained ones."""
     kept = kept_bins(band)
     return kept if size == folded else fold_index(size, folded)[0][kept]
 
 
-def _signs(band: Band, size: Pair, folded: Pair) -> Tensor:
+def _signs(band: Band, size: Axes, folded: Axes) -> Tensor:
     """Return ``[K]``: -1 where ``gradient_bins`` reads a conjugate, else 1."""
     return 1.0 - 2.0 * fold_index(size, folded)[1][kept_bins(band)].double()
 
@@ -182,12 +179,12 @@ def _check_sum(
 ) -> None:
     groups = check.integer(1, groups=groups)
     _check_kind(band)
-    axes = len(band.size)
-    if axes == 2 and band.size[0] == 1 and out.dim() == 3:
-        axes = 1  # a line is a plane of height 1
-    weight = (g_bins.shape[3], x_bins.shape[3] // groups, *(None,) * axes)
+    spatial = len(band.size)
+    if spatial == 2 and band.size[0] == 1 and out.dim() == 3:
+        spatial = 1  # a line is a plane of height 1
+    weight = (g_bins.shape[3], x_bins.shape[3] // groups, *(None,) * spatial)
     check.tensor(out=out, shape=weight)
-    check_size("dilation", dilation, axes, 1)
+    check_size("dilation", dilation, spatial, 1)
 
 
 @op(check=_check_sum)
@@ -241,14 +238,18 @@ def add_products(
         add_crop(re, im, total, dilation, band)
 
 
+def taps_apart(out: Tensor, dilation: Size) -> Axes:
+    """Return the distances of the taps of ``out [O, C, *kernel]`` on its grid."""
+    spatial = out.dim() - 2
+    return axes((dilation,) * spatial if isinstance(dilation, int) else tuple(dilation))
+
+
 def add_crop(re: Tensor, im: Tensor, out: Tensor, dilation: Size, band: Band) -> None:
     """Add the taps of the spectrum ``re + i im``, each ``[K, O, C]``, to ``out``.
 
     ``out`` is ``[O, C, *kernel]``.
     """
-    axes = len(band.size)
-    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
-    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    kernel, between = axes(out.shape[2:]), taps_apart(out, dilation)
     cosines, sines = (
         on(re.device, _turn, band, kernel, between, part).to(re.dtype) for part in (0, 1)
     )
@@ -264,6 +265,7 @@ __all__ = [
     "crop_matrix",
     "gradient_bins",
     "kept_bins",
+    "taps_apart",
     "turned_bins",
     "unfold",
 ]

@@ -6,6 +6,7 @@ frequencies of two sums over channels: no spectrum of a channel pair is ever mad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,9 +17,9 @@ from ...base.errors import InvalidInput
 from ...base.signature import Double, Operand
 from ..ghost._conv_geometry import Size
 from ._band import Band
-from ._sizes import ConvolutionGrid, check_layer
-from ._spectra import Grid, powers, product_squares, transform_error
-from ._transform_flops import Flops, of_plane
+from ._sizes import ConvolutionGrid, axes, check_layer
+from ._spectra import Grid, powers, product_squares, transform_error, transformed
+from ._transform_flops import Flops, of_map
 
 _CHUNK = 1 << 20
 
@@ -28,7 +29,7 @@ def check_band(band: object, layer: ConvolutionGrid) -> None:
     if band is None:
         return
     sizes = band.size if isinstance(band, Band) else None
-    if sizes is None or (1, *sizes)[-2:] != layer.size:
+    if sizes is None or axes(sizes) != layer.size:
         raise InvalidInput(
             "band",
             expected=f"a Band of size {layer.size}, or None",
@@ -58,16 +59,16 @@ def transforms(layer: ConvolutionGrid, grid: Grid) -> Flops:
 
     An output gradient at a single place is its own spectrum.
     """
-    each = of_plane(grid.size) * layer.geometry.in_channels
-    if layer.extent != (1, 1):
-        each += of_plane(grid.folded) * layer.geometry.out_channels
+    each = of_map(grid.size) * layer.geometry.in_channels
+    if not layer.single:
+        each += of_map(grid.folded) * layer.geometry.out_channels
     return each * layer.geometry.batch
 
 
 def read_entries(layer: ConvolutionGrid, grid: Grid) -> int:
     """Return how many numbers of x and g the transforms take: x up to the last place used."""
-    geometry, (height, width) = layer.geometry, grid.rows
-    inputs = geometry.in_channels * height * width
+    geometry = layer.geometry
+    inputs = geometry.in_channels * math.prod(grid.rows)
     return geometry.batch * (inputs + geometry.out_channels * geometry.positions)
 
 
@@ -91,12 +92,13 @@ def conv_norm(
     enter: all lags are counted.
 
     Args:
-        x: inputs ``[B, ci, *S]``, one or two spatial dimensions, float32, float64 or 16 bits,
-            contiguous.
+        x: inputs ``[B, ci, *S]``, one to three spatial dimensions, float32, float64 or 16
+            bits, contiguous.
         g: output gradients ``[B, co, *O]`` of the same dtype, contiguous.
         kernel_size, stride, padding, dilation: an int, or one per spatial dimension.
         groups: a divisor of ci and co.
-        size: ``(P, Q)``, the grid of the mechanism: at least ``s (Ho - 1) + t (d - 1) + 1``.
+        size: ``(P, Q)``, the grid of the mechanism: at least ``s (Ho - 1) + t (d - 1) + 1``. Three
+            spatial dimensions have three.
         band: the filter on this grid, or None.
 
     Returns:
@@ -127,7 +129,7 @@ def conv_norm(
         xs, gs = x[begin : begin + samples].double(), g[begin : begin + samples].double()
         x_map = grid.place_input(xs, xs.new_zeros(*xs.shape[:2], *grid.size))
         g_map = grid.place_gradient(gs, gs.new_zeros(*gs.shape[:2], *grid.folded))
-        x_power, g_power = (powers(torch.fft.rfft2(m).flatten(2), groups) for m in (x_map, g_map))
+        x_power, g_power = (powers(transformed(m).flatten(2), groups) for m in (x_map, g_map))
         parts.append(product_squares(grid, x_power, g_power, eta))
     return torch.cat(parts)
 

@@ -9,6 +9,7 @@ padding afterwards is another, wrong map: rows of the padding are not zero after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -21,8 +22,8 @@ from ...base.signature import Operand, Sum
 from .._products import exact
 from ..ghost._bounds import of_sums
 from ._band import Band
-from ._sizes import Pair, planes
-from ._spectra import half_gains, on
+from ._sizes import Axes, axes, planes
+from ._spectra import half_gains, on, transformed
 
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
@@ -31,21 +32,20 @@ _DEVICE_CHUNK = 1 << 23
 
 
 def _check(x: Tensor, padding: Sequence[int], rows: Sequence[int], band: Band) -> None:
-    if x.dim() not in (3, 4):
+    if x.dim() not in (3, 4, 5):
         raise InvalidInput(
             "x",
-            expected="shape [B, channels, *positions] with one or two spatial dimensions",
+            expected="shape [B, channels, *positions] with one to three spatial dimensions",
             got=str(list(x.shape)),
             remedy="Give the batch and channel dimensions first.",
         )
     _check_sizes("padding", padding, x.dim() - 2, 0)
     _check_sizes("rows", rows, x.dim() - 2, 1)
-    grid = (1, *band.size)[-2:] if isinstance(band, Band) else ()
-    height, width = (1, *rows)[-2:]
-    if len(grid) != 2 or height > grid[0] or width > grid[1]:
+    grid, used = axes(band.size) if isinstance(band, Band) else (), axes(rows)
+    if len(grid) != len(used) or any(n > size for n, size in zip(used, grid, strict=True)):
         raise InvalidInput(
             "band",
-            expected=f"a Band on a grid of at least {(height, width)}",
+            expected=f"a Band on a grid of at least {used}",
             got=band,
             remedy="Make the band on the grid of this layer.",
         )
@@ -62,11 +62,10 @@ def _check_sizes(name: str, sizes: object, spatial: int, least: int) -> None:
         )
 
 
-def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
+def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Axes:
     """Return rows and columns of x that the filter takes: those up to the last that is used."""
-    given, before, used = (1, *x.shape[2:])[-2:], (0, *padding)[-2:], (1, *rows)[-2:]
-    y, x_ = (min(n, max(0, u - p)) for n, p, u in zip(given, before, used, strict=True))
-    return y, x_
+    each = zip(axes(x.shape[2:]), axes(padding, 0), axes(rows), strict=True)
+    return tuple(min(n, max(0, u - p)) for n, p, u in each)
 
 
 @op(check=_check)
@@ -81,7 +80,7 @@ def filtered(
     """Filter the zero-padded input by the band; return its first rows and columns.
 
     Args:
-        x: ``[B, C, *S]``, one or two spatial dimensions, float32, float64 or 16 bits, contiguous.
+        x: ``[B, C, *S]``, one to three spatial dimensions, float32, float64 or 16 bits, contiguous.
         padding: of the layer, one per spatial dimension.
         rows: rows and columns of the padded input that outputs use, ``s (Ho - 1) + t (d - 1) + 1``
             per spatial dimension; others are dropped before the filter.
@@ -94,62 +93,61 @@ def filtered(
     Raises:
         InvalidInput: wrong type, shape, layout or sizes.
     """
-    used: Pair = (1, *rows)[-2:]  # type: ignore[assignment]
-    before: Pair = (0, *padding)[-2:]  # type: ignore[assignment]
+    used, before = axes(rows), axes(padding, 0)
     maps = planes(x).to(of_sums(x.dtype))
     run = _separable if band.kind == "rectangle" else _transformed
     out = maps.new_empty(*maps.shape[:2], *used)
     chunk = _CHUNK if x.is_cpu else _DEVICE_CHUNK
-    samples = max(1, chunk // max(1, maps.shape[1] * used[0] * used[1]))
+    samples = max(1, chunk // max(1, maps.shape[1] * math.prod(used)))
     for begin in range(0, len(maps), samples):
         out[begin : begin + samples] = run(maps[begin : begin + samples], before, used, band)
     result: Tensor = out.view(*x.shape[:2], *rows)
     return result
 
 
-def _transformed(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
+def _transformed(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
     gains = on(x.device, half_gains, band).to(x.dtype)
-    size: Pair = (1, *band.size)[-2:]  # type: ignore[assignment]
-    (top, left), (height, width) = (
-        before,
-        (max(0, n - p) for n, p in zip(used, before, strict=True)),
-    )
+    size, every = axes(band.size), (slice(None), slice(None))
     maps = x.new_zeros(*x.shape[:2], *size)
-    part = x[:, :, :height, :width]
-    maps[:, :, top : top + part.shape[2], left : left + part.shape[3]] = part
-    spectra = torch.fft.rfft2(maps).mul_(gains)
-    out: Tensor = torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
-    return out
+    part = x[every + tuple(slice(max(0, n - p)) for n, p in zip(used, before, strict=True))]
+    places = zip(before, part.shape[2:], strict=True)
+    maps[every + tuple(slice(p, p + n) for p, n in places)] = part
+    spectra = transformed(maps).mul_(gains)
+    out: Tensor = torch.fft.irfftn(spectra, s=size, dim=tuple(range(2, maps.dim())))
+    return out[every + tuple(slice(n) for n in used)]
 
 
-def _separable(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
-    """Filter by a rectangle, a product of two filters: ``T_y X T_x^T``, no transform."""
-    kind = exact(x.dtype, x.device)
-    given = x.shape[2], x.shape[3]
-    down, across = (
-        on(x.device, _side, band, before, used, given, axis).to(kind) for axis in (0, 1)
+def _separable(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
+    """Filter by a rectangle, a product of filters: ``T_y X T_x^T``, no transform."""
+    kind, given = exact(x.dtype, x.device), tuple(x.shape[2:])
+    *deep, down, across = (
+        on(x.device, _side, band, before, used, given, axis).to(kind) for axis in range(len(used))
     )
-    rows, columns = down.shape[1], across.shape[1]
-    return (down @ (x[:, :, :rows, :columns].to(kind) @ across.T)).to(x.dtype)
+    taken = tuple(slice(side.shape[1]) for side in (*deep, down, across))
+    found = down @ (x[(slice(None), slice(None), *taken)].to(kind) @ across.T)
+    for side in deep:
+        found = (side @ found.flatten(3)).view(*x.shape[:2], *used)
+    return found.to(x.dtype)
 
 
-def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> Tensor:
+def _side(band: Band, before: Axes, used: Axes, given: Axes, axis: int) -> Tensor:
     return toeplitz(band, before, used, given)[axis]
 
 
 @lru_cache(maxsize=256)
-def toeplitz(band: Band, before: Pair, used: Pair, given: Pair) -> tuple[Tensor, Tensor]:
+def toeplitz(band: Band, before: Axes, used: Axes, given: Axes) -> tuple[Tensor, ...]:
     """Return ``T[i, j] = h(i - j - padding)`` per axis, from given positions to the used rows."""
     gains = torch.tensor(band.gains, device="cpu")
-    gains = gains if gains.dim() == 2 else gains[None]
+    gains = gains[None] if gains.dim() == 1 else gains
     made = []
-    for axis, line in enumerate((gains[:, 0], gains[0])):
+    for axis in range(gains.dim()):
+        line = gains.movedim(axis, 0).flatten(1)[:, 0]
         response = torch.fft.ifft(line).real
         count = min(given[axis], max(0, used[axis] - before[axis]))
         lag = torch.arange(used[axis], device="cpu")[:, None]
         lag = lag - torch.arange(count, device="cpu")[None] - before[axis]
         made.append(response[lag % len(line)])
-    return made[0], made[1]
+    return tuple(made)
 
 
 __all__ = ["filtered", "read_places", "toeplitz"]

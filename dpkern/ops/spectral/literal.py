@@ -281,5 +281,5 @@ def _taps(maps: torch.Tensor, config: Pipeline) -> torch.Tensor:
     if len(config.size) == 1 and maps.shape[-1] == config.kernel[0]:
         return maps
     index = torch.from_numpy(lags(config.kernel, config.dilation[: len(config.kernel)])).T
-    taps = maps[:, :, index[0]] if len(index) == 1 else maps[:, :, index[0], index[1]]
+    taps = maps[(slice(None), slice(None), *index)]
     return taps.reshape(*maps.shape[:2], *config.kernel)

@@ -23,7 +23,7 @@ from ..ghost._conv_geometry import Size
 from ._band import Band
 from ._filter_products import filter_products, is_even
 from ._plan import reaches, transform_products
-from ._sizes import ConvolutionGrid, _pair
+from ._sizes import ConvolutionGrid, axes
 from ._spectra import Grid, of_one_sample
 from ._whitened_plan import Matrix, WhitenedPlan, whitened_plan
 from .bins import _check_bins, conv_bins, kept_bins
@@ -234,7 +234,7 @@ def _gram_work(bins: int, ins: int, outs: int) -> int:
 @lru_cache(maxsize=256)
 def _by_bins(layer: ConvolutionGrid, rank: int, band: Band) -> bool:
     geometry, grid = layer.geometry, Grid(layer, layer.size, None)
-    if layer.size != _pair(band.size, 1) or not (reaches(grid) and is_even(band)):
+    if layer.size != axes(band.size) or not (reaches(grid) and is_even(band)):
         return False
     ins, outs = geometry.in_channels, geometry.out_channels
     pairs, bins = ins * outs // geometry.groups, len(kept_bins(band))

@@ -21,8 +21,8 @@ Sites = tuple[Site, ...]
 
 
 def grid(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return two sizes: one spatial dimension is a plane of height 1."""
-    return size if len(size) == 2 else (1, *size)
+    """Return at least two sizes: one spatial dimension is a plane of height 1."""
+    return (1, *size) if len(size) == 1 else size
 
 
 def taps(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -130,8 +130,8 @@ def checked_sites(given: Any) -> Sites | None:
 
 def checked_grid(given: Any, site: Site) -> tuple[int, ...]:
     """Check that a grid keeps the lags of the site's kernel apart, and return it."""
-    axes = len(site.kernel)
-    right = isinstance(given, (tuple, list)) and len(given) in (axes, 2)
+    spatial = len(site.kernel)
+    right = isinstance(given, (tuple, list)) and len(given) in (spatial, max(spatial, 2))
     sizes = grid(tuple(integer(fft_size=n) for n in given)) if right else ()
     if not right or any(n < m for n, m in zip(sizes, grid(site.least), strict=True)):
         raise InvalidInput(

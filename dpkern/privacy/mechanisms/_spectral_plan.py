@@ -175,8 +175,8 @@ class SpectralMechanism(Mechanism):
         if all(site.kind == "other" for site in self.sites):
             raise InvalidInput(
                 "sites",
-                expected=f"a layer in the frequency domain for {self.title}: a 1-D or 2-D "
-                "convolution used once, or a block-circulant layer",
+                expected=f"a layer in the frequency domain for {self.title}: a convolution used "
+                "once, or a block-circulant layer",
                 got=f"0 of {len(self.sites)} parameters in the frequency domain",
                 remedy="Use the mechanism dpsgd, which is what would run. To run it as this one, "
                 "pass allow_time_domain=True (--set allow_time_domain=true).",

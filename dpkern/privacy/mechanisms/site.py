@@ -20,13 +20,14 @@ class Site:
     """A trainable parameter as ``dpkern.survey`` saw it.
 
     Attributes:
-        kind: ``conv`` (kernel of one 1-D or 2-D convolution), ``circulant`` (blocks of a
-            block-circulant layer) or ``other`` (dense, bias, norm, embedding, 3-D convolution,
-            anything used twice or inside an expression).
+        kind: ``conv`` (kernel of one convolution, of a transposed one too), ``circulant`` (blocks
+            of a block-circulant layer) or ``other`` (dense, bias, norm, embedding, anything used
+            twice or inside an expression).
         shape: the parameter's shape: ``[O, C/groups, *kernel]`` of a convolution, ``[p, q, d]`` of
             a circulant layer.
         input: spatial sizes of the layer's input without padding; ``(T,)`` positions of a
-            circulant layer.
+            circulant layer. A transposed convolution is the convolution from its output to its
+            input, with the same kernel gradient: this is its output.
         output: spatial sizes of its output; ``(T,)`` of a circulant layer.
         stride, padding, dilation: one entry per spatial axis; convolutions only.
         groups: of the convolution.
@@ -61,8 +62,8 @@ class Site:
 
     def _check_conv(self) -> None:
         axes = len(self.shape) - 2
-        if axes not in (1, 2):
-            raise _bad("shape", "[O, C/groups, *kernel] with one or two kernel axes", self.shape)
+        if axes not in (1, 2, 3):
+            raise _bad("shape", "[O, C/groups, *kernel] with one to three kernel axes", self.shape)
         for name in ("input", "output", "stride", "padding", "dilation"):
             if len(getattr(self, name)) != axes:
                 raise _bad(name, f"{axes} sizes, one per spatial axis", getattr(self, name))

@@ -15,13 +15,13 @@ from dpkern.ops import _products, spectral, testing, update
 from dpkern.ops.backends import _library
 from dpkern.ops.spectral import Band
 from dpkern.ops.update import Ball, Box, Projection, Simplex
-from tests.ops.spectral_cases import CASES, Case, correlation_map, taps, through
+from tests.ops.spectral_cases import CASES, VOLUMES, Case, correlation_map, taps, through
 from tests.ops.test_whitened_bins import exact, matrices
 from tests.step.no_wait import NoWait
 
 FOLDED = Case(2, 3, (11, 9), (3, 3), 2, 1, 1, 1, "fast")
 every_case = pytest.mark.parametrize(
-    "case", [FOLDED, *CASES[::3], CASES[-1]], ids=lambda case: case.name
+    "case", [FOLDED, *CASES[::3], CASES[-1], *VOLUMES], ids=lambda case: case.name
 )
 
 

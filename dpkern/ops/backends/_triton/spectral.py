@@ -30,7 +30,7 @@ from ...spectral import bins
 from ...spectral._band import Band, half_weights
 from ...spectral._lines import FrequencyLine, circle
 from ...spectral._plan import places
-from ...spectral._sizes import ConvolutionGrid, Pair, planes
+from ...spectral._sizes import Axes, ConvolutionGrid, axes, planes
 from ...spectral._spectra import Grid, of_one_sample, on, product_squares
 from ...spectral._whitened_plan import whitened_plan
 from ...spectral.whitened_bins import PlanArguments, from_above, plan_arguments
@@ -227,18 +227,18 @@ def _whitened_table(name: str, arguments: PlanArguments) -> torch.Tensor:
 
 
 @lru_cache(maxsize=256)
-def _sources(band: Band, size: Pair, folded: Pair, which: int) -> Bins:
+def _sources(band: Band, size: Axes, folded: Axes, which: int) -> Bins:
     """Return the bins of x (0) or g (1) that retained ones are read from, and which each is."""
     index = bins.kept_bins(band) if which == 0 else bins.gradient_bins(band, size, folded)
     found, source = torch.unique(index, return_inverse=True)
     return found, source
 
 
-def _source(band: Band, size: Pair, folded: Pair, which: int) -> torch.Tensor:
+def _source(band: Band, size: Axes, folded: Axes, which: int) -> torch.Tensor:
     return _sources(band, size, folded, which)[1]
 
 
-def _slots(band: Band, size: Pair, folded: Pair, which: int) -> torch.Tensor:
+def _slots(band: Band, size: Axes, folded: Axes, which: int) -> torch.Tensor:
     """Return ``[P (Q / 2 + 1)]``, the slot of each bin, or -1."""
     height, width = (size, folded)[which]
     slots = torch.full((height * (width // 2 + 1),), -1, dtype=torch.int32, device="cpu")
@@ -376,7 +376,8 @@ class Transformed:
 
 
 def _reaches(x: torch.Tensor, g: torch.Tensor, grid: Grid) -> bool:
-    return max(grid.size) <= LARGEST and min(grid.rows) > 0 and bool(x.numel() and g.numel())
+    takes = len(grid.size) == 2 and max(grid.size) <= LARGEST and min(grid.rows) > 0
+    return takes and bool(x.numel() and g.numel())
 
 
 @torch.no_grad()
@@ -417,9 +418,7 @@ def _whitened(
     return *both.bins(), both.back(both.whitened(matrix, band))
 
 
-def _crop(
-    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], dtype: torch.dtype
-) -> torch.Tensor:
+def _crop(band: Band, kernel: Axes, dilation: Axes, dtype: torch.dtype) -> torch.Tensor:
     """Return a table from products of bins ``[2 K]`` to taps; sines count the other way round."""
     cosines, sines = (part.numpy().T for part in bins.crop_matrix(band, kernel, dilation))
     return filled(np.stack([cosines, -sines], 1).reshape(-1, cosines.shape[1]), dtype)
@@ -439,8 +438,7 @@ def _sum(
     (count, batch, _, ins), outs = x_bins.shape, g_bins.shape[3]
     if not (x_bins.numel() and g_bins.numel() and out.numel()):
         return
-    steps = (dilation,) * len(band.size) if isinstance(dilation, int) else tuple(dilation)
-    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    kernel, between = axes(out.shape[2:]), bins.taps_apart(out, dilation)
     matrix = on(out.device, _crop, band, kernel, between, out.dtype)
     rows, columns = outs // groups, ins // groups
     sides = sides_of(rows, columns, out.dtype)
