@@ -122,9 +122,17 @@ def forms(t: Inputs, backend: str) -> dict[str, Callable[[], Any]]:
             *(9, 21),
             run=lambda o: ghost.embedding_sum(t.ids(9, 5, 40), rows(40, 21), t.factors, o, **on),
         ),
-        "spectral.conv_norm": lambda: spectral.conv_norm(
-            t(5, 3, 70, 9), t(5, 4, 70, 9), kernel_size=3, padding=1, size=(72, 11), **on
-        ),
+        "spectral.conv_norm": lambda: [
+            spectral.conv_norm(
+                t(5, 3, *shape),
+                t(5, 4, *shape),
+                kernel_size=3,
+                padding=1,
+                size=tuple(n + 2 for n in shape),
+                **on,
+            )
+            for shape in ((70, 9), (6, 10, 9))
+        ],
         "spectral.conv_bins": lambda: spectral.conv_bins(
             t(5, 3, 150), t(5, 4, 150), kernel_size=3, padding=1, band=_WIDE, **on
         )[2],

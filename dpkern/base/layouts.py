@@ -59,6 +59,9 @@ SPECTRAL_LONG_THREADS = LayoutSize(320, "of a block that transforms maps with lo
 SPECTRAL_TILE = LayoutSize(8, "complex sums of such a thread")
 SPECTRAL_TILE_WIDE = LayoutSize(4, "in double")
 SPECTRAL_PART = LayoutSize(16, "products that are added up by themselves")
+SPECTRAL_VOLUME_THREADS = LayoutSize(256, "of a block that transforms volumes")
+SPECTRAL_VOLUME = LayoutSize(5120, "complex numbers of volumes that a block holds")
+SPECTRAL_VOLUME_WIDE = LayoutSize(2560, "in double")
 PAIR_THREADS = LayoutSize(128, "of a block whose threads have channel pairs")
 SPECTRAL_PAIRS = LayoutSize(4, "output channels of such a thread")
 SPECTRAL_ROWS = LayoutSize(5, "whitened coordinates that it has at a time")
@@ -437,10 +440,23 @@ SPECTRAL_LONG = Struct(
     maps=I32("maps that a block has at a time"),
     rows=I32("rows that it takes at a time, to whole tiles"),
 )
+SPECTRAL_VOLUMES = Struct(
+    "SpectralVolume",
+    "The way in which blocks transform volumes. Tables hold pairs of cosine and sine.",
+    row_turns=pointer("const void")("[column, kx]"),
+    column_turns=pointer("const void")("[row, ky]"),
+    depth_turns=pointer("const void")("[plane, kz]"),
+    across=I32("frequencies kx"),
+    down=I32("frequencies ky"),
+    deep=I32("frequencies kz"),
+    planes=I32,
+    rows=I32("of a plane"),
+    together=I32("kx of a block"),
+)
 SPECTRAL_KEPT = Struct(
     "SpectralKept",
-    "Retained bins of one operand, in the order of the places [kx, ky], and of one level of the "
-    "signs of ky, that they stand at.",
+    "Retained bins of one operand, in the order of the places [kx, ky, kz], and of one level of a "
+    "plane the signs of ky, that they stand at.",
     first=pointer("const std::int32_t")("where those of each begin, and the last end"),
     which=pointer("const std::int32_t")("the number of the bin"),
     turns=pointer("const void")("Re = t0 A + t1 B, Im = t2 A + t3 B of A - i B at the place"),

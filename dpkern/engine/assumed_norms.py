@@ -5,9 +5,12 @@ Kernels of ours compute the others, with bounds that are proved of themselves (d
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..base.dispatch import availability, wanted_backend
+from ..base.layouts import SPECTRAL_VOLUME_WIDE
 from ..ops.spectral._lines import LONGEST
 from ..ops.spectral._plan import takes
 from ..ops.spectral._sizes import axes, fast
@@ -20,6 +23,10 @@ _BLOCK = 128
 
 _COLUMN = 1024
 """Values of a column that blocks of CUDA's kernels hold, whatever their factors."""
+
+
+_VOLUME = int(SPECTRAL_VOLUME_WIDE)
+"""Complex numbers of volumes' planes and columns that they hold, for one frequency of rows."""
 
 
 class AssumedNorms:
@@ -85,7 +92,8 @@ def _proved_on_device(release: Taps, size: tuple[int, ...], backend: str | None)
     if backend not in ("cuda", "cupy") and not (backend is None and availability("cuda")[0]):
         return False
     grid = axes(_grid(release, size))
-    return release.site.kind == "conv" and len(grid) == 2 and grid[0] <= _COLUMN and takes(grid)
+    held = grid[0] <= _COLUMN if len(grid) == 2 else 2 * math.prod(grid[:2]) <= _VOLUME
+    return release.site.kind == "conv" and held and takes(grid)
 
 
 def _grid(release: Taps, size: tuple[int, ...]) -> tuple[int, ...]:

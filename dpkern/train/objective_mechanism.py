@@ -58,18 +58,16 @@ def certificate(
     )
     if not unproved:
         return found
-    return replace(found, epsilon=math.inf, certified_for=NOTHING, notes=(*found.notes, unproved))
+    return _of_nothing(found, unproved)
 
 
 def of_nothing(found: Certificate, warning: str) -> Certificate:
     """Return the certificate of a run whose noise protects nobody, which ``warning`` says."""
-    return replace(
-        found,
-        epsilon=math.inf,
-        event=json.dumps(events.non_private()),
-        certified_for=NOTHING,
-        notes=(*found.notes, warning),
-    )
+    return replace(_of_nothing(found, warning), event=json.dumps(events.non_private()))
+
+
+def _of_nothing(found: Certificate, why: str) -> Certificate:
+    return replace(found, epsilon=math.inf, certified_for=NOTHING, notes=(*found.notes, why))
 
 
 def facts(

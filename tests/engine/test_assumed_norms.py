@@ -100,6 +100,31 @@ def test_devices_have_kernels_of_their_own(
     assert (found is not None) == named
 
 
+@pytest.mark.parametrize(
+    ("chosen", "depth", "named"),
+    [
+        ("cuda", 8, False),
+        ("cupy", 8, False),
+        ("cuda", 40, True),  # a block holds no frequency of 42 x 34 lines in double
+        ("triton", 8, True),  # it has no kernel for volumes
+        (None, 8, True),
+    ],
+)
+def test_volumes_have_kernels_of_their_own(
+    chosen: str | None, depth: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assumed_norms, "availability", lambda name: (name in ("triton", "cpu"), ""))
+    model = nn.Conv3d(1, 2, 3, padding=1)
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    sites = dpkern.survey(model, torch.zeros(2, 1, depth, 32, 16))
+    plan = GReDP(sites=sites, mode="published", **options).plan(
+        [tuple(p.shape) for p in model.parameters()]
+    )
+    found = assumed_norms.assumption_of(plan, torch.device("cuda"), chosen)
+    assert (found is not None) == named
+    assert assumed_norms.assumption_of(plan, torch.device("cpu"), None) is None
+
+
 def test_the_reference_has_no_proof_of_its_own() -> None:
     assert "on grids of 18 x 18" in conditions(16, GReDP, "reference")
 

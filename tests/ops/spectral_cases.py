@@ -81,6 +81,12 @@ class Case:
         """Of the grid, one per spatial dimension."""
         return self.layer.size[-len(self.input) :]
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of filters on it; the authors' slice is of lines and planes."""
+        of_all = "shells", "rectangle"
+        return of_all if len(self.input) == 3 else (*of_all, "authors_slice")
+
     def band(self, kind: str = "shells", keep: float = 0.4) -> Band:
         """A filter on the grid."""
         return Band(self.size, kind, keep)

@@ -149,8 +149,7 @@ DRAWS: list[Draw] = [normal, constants, scales, lognormal, sparse, denormal, apa
 
 def bands(case: Case) -> list[Band | None]:
     """Return filters of every kind."""
-    kinds = ("shells", "rectangle", "authors_slice")[: 2 if len(case.size) == 3 else 3]
-    return [None, *(Band(case.size, kind, 0.4) for kind in kinds)]
+    return [None, *(Band(case.size, kind, 0.4) for kind in case.kinds)]
 
 
 def shares(case: Case, draw: Draw, dtype: torch.dtype) -> list[float]:

@@ -509,11 +509,11 @@ SPECTRAL_POWERS = CudaKernel(
     layouts.SPECTRAL_THREADS,
     {
         "maps": layouts.SPECTRAL_MAPS,
-        "blocks": layouts.SPECTRAL_BLOCKS,
+        "by": layouts.SPECTRAL_BLOCKS,
         "kept": layouts.SPECTRAL_KEPT,
         **_pointers("sizes", "powers"),
     },
-    lambda *, maps, blocks, **_: spectral_blocks(maps, blocks),
+    lambda *, maps, by, **_: spectral_blocks(maps, by),
     _all(FLOATS),
 )
 SPECTRAL_LONG = CudaKernel(
@@ -527,6 +527,19 @@ SPECTRAL_LONG = CudaKernel(
         **_pointers("sizes", "powers"),
     },
     lambda *, maps, by, **_: long_blocks(maps, by),
+    _all(FLOATS),
+)
+SPECTRAL_VOLUMES = CudaKernel(
+    "spectral_volume",
+    "spectral_volume_kernel",
+    layouts.SPECTRAL_VOLUME_THREADS,
+    {
+        "maps": layouts.SPECTRAL_MAPS,
+        "by": layouts.SPECTRAL_VOLUMES,
+        "kept": layouts.SPECTRAL_KEPT,
+        **_pointers("sizes", "powers"),
+    },
+    lambda *, maps, by, **_: spectral_blocks(maps, by),
     _all(FLOATS),
 )
 SPECTRAL_NORM = CudaKernel(
@@ -626,9 +639,9 @@ def circulant_splits(call: Any) -> int:
     return max(1, min(most, 512 // max(1, circulant_tiles(call))))
 
 
-def spectral_blocks(maps: Any, blocks: Any) -> int:
+def spectral_blocks(maps: Any, by: Any) -> int:
     """Return a block for some kx of a part of a group's maps of a sample."""
-    chunks = -(-int(blocks["across"]) // int(blocks["together"]))
+    chunks = -(-int(by["across"]) // int(by["together"]))
     return blocks_of(int(maps["batch"] * maps["groups"] * maps["splits"]) * chunks)
 
 

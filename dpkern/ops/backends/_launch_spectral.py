@@ -37,14 +37,16 @@ class Operand:
     """One operand of a layer on the device, with what its transforms read and write.
 
     Attributes:
+        kernel: what transforms them.
         maps: ``SpectralMaps``.
-        by: how blocks transform them: ``SpectralBlocks``, or ``SpectralLong`` of long lines.
+        by: how blocks do so: ``SpectralBlocks``, ``SpectralLong`` or ``SpectralVolume``.
         places: how many places its frequencies have.
         parts: numbers of a place.
         sizes: ``[B, 2]``, the largest entry and the sum of squares of each sample.
         kept: what the tables in ``maps`` and ``by`` belong to.
     """
 
+    kernel: table.CudaKernel
     maps: _tables.Table
     by: _tables.Table
     places: int
@@ -85,7 +87,21 @@ def _long(
     assert shape is not None
     across, down = (_line(line, like) for line in (side.columns, side.rows))
     by = _tables.one(layouts.SPECTRAL_LONG, across=across[0], down=down[0], **shape)
-    return by, len(side.columns.halves) * side.rows.n, (*across[1], *down[1])
+    return by, side.count, (*across[1], *down[1])
+
+
+def _volumes(side: LongPlaces, like: Tensor) -> tuple[_tables.Table, int, tuple[Tensor, ...]]:
+    """Return ``SpectralVolume``, how many places there are, and the tables."""
+    shape = blocks.volume_shape(side, like.dtype)
+    assert shape is not None
+    each = zip(side.lines, ("deep", "down", "across"), strict=True)
+    depth, columns, rows = (
+        on(like.device, blocks.whole_turns, line, shape[name], like.dtype) for line, name in each
+    )
+    named = {"row_turns": rows, "column_turns": columns, "depth_turns": depth}
+    addresses = {name: turns.data_ptr() for name, turns in named.items()}
+    by = _tables.one(layouts.SPECTRAL_VOLUMES, **addresses, **shape)
+    return by, side.count, (rows, columns, depth)
 
 
 def _operand(
@@ -94,11 +110,18 @@ def _operand(
     """Lay an operand out, and measure it."""
     device, dtype = operand.device, operand.dtype
     batch, channels = operand.shape[:2]
-    height, width = (1, *operand.shape[2:])[-2:]
+    rows = side.rows.count
     if isinstance(side, Places):
-        by, count, kept = _blocks(side, operand)
+        kernel, (by, count, kept) = table.SPECTRAL_POWERS, _blocks(side, operand)
+    elif len(side.lines) == 2:
+        kernel, (by, count, kept) = table.SPECTRAL_LONG, _long(side, channels // groups, operand)
     else:
-        by, count, kept = _long(side, channels // groups, operand)
+        kernel, (by, count, kept) = table.SPECTRAL_VOLUMES, _volumes(side, operand)
+        # The planes that are used, one behind another: a map of more rows.
+        used = (slice(None), slice(None), *(slice(line.count) for line in side.lines))
+        operand = operand[used].contiguous().flatten(2, 3)
+        rows = operand.shape[2]
+    height, width = (1, *operand.shape[2:])[-2:]
     maps = _tables.one(
         layouts.SPECTRAL_MAPS,
         data=operand.data_ptr(),
@@ -108,12 +131,12 @@ def _operand(
         splits=max(1, -(-channels // groups // blocks.CHANNELS)),
         height=height,
         width=width,
-        rows=side.rows.count,
+        rows=rows,
         columns=side.columns.count,
     )
     sizes = torch.empty(batch, 2, dtype=torch.float64, device=device)
     start.start(table.SPECTRAL_SIZES, (FLOATS[dtype],), cuda, maps=maps, sizes=sizes)
-    return Operand(maps, by, count, side.parts, sizes, (operand, *kept))
+    return Operand(kernel, maps, by, count, side.parts, sizes, (operand, *kept))
 
 
 def _transform(
@@ -133,10 +156,7 @@ def _transform(
         packed = _tables.one(layouts.SPECTRAL_KEPT, **dict(zip(names, addresses, strict=True)))
     value = FLOATS[operand.kept[0].dtype]
     given = {"maps": operand.maps, "kept": packed, "sizes": operand.sizes, "powers": powers}
-    if operand.parts == Places.parts:
-        start.start(table.SPECTRAL_POWERS, (value,), cuda, blocks=operand.by, **given)
-    else:
-        start.start(table.SPECTRAL_LONG, (value,), cuda, by=operand.by, **given)
+    start.start(operand.kernel, (value,), cuda, by=operand.by, **given)
 
 
 def _kept_part(grid: Grid, band: Band, which: int, part: int, dtype: torch.dtype) -> Tensor:

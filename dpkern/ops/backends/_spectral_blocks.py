@@ -1,7 +1,7 @@
 """Divide transforms of maps among blocks of device kernels, and make the tables that they read.
 
 Lines of at most 64 values take one level of products (``spectral.cu``), longer ones two
-(``spectral_long.cu``).
+(``spectral_long.cu``). Volumes take one level of any length (``spectral_volume.cu``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ assert layouts.SPECTRAL_PART == PART
 
 
 def reaches(grid: Grid, dtype: torch.dtype) -> bool:
-    """Whether blocks hold the maps of this grid, which are planes, with sums of this dtype."""
-    planes = len(grid.size) == 2
-    return planes and _plan.reaches(grid) and _fits(of_one_sample(grid), dtype)
+    """Whether blocks hold the maps of this grid, with sums of this dtype."""
+    return _plan.reaches(grid) and _fits(of_one_sample(grid), dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -36,10 +35,14 @@ def _fits(grid: Grid, dtype: torch.dtype) -> bool:
     # Long lines are read at 32-bit distances from a block's first map.
     if max(grid.size) > LONGEST and math.prod(grid.layer.input) * layouts.SPECTRAL_TILE >= 2**31:
         return False
-    return all(
-        isinstance(side, Places) or long_shape(side, CHANNELS, dtype) is not None
-        for side in sides_of(grid, shared=False)
-    )
+    return all(_shape(side, dtype) is not None for side in sides_of(grid, shared=False))
+
+
+def _shape(side: Places | LongPlaces, dtype: torch.dtype) -> dict[str, int] | None:
+    if isinstance(side, Places):
+        return block_shape(side, dtype)
+    of_volumes = len(side.lines) == 3
+    return volume_shape(side, dtype) if of_volumes else long_shape(side, CHANNELS, dtype)
 
 
 def _padded(count: int, dtype: torch.dtype) -> int:
@@ -128,6 +131,32 @@ def long_shape(side: LongPlaces, channels: int, dtype: torch.dtype) -> dict[str,
         parts = -(-n2 // -(-n2 // parts))  # none of them is empty
     rows = min(room // (lines * _step(n2)), maps * down.count + tile - 1) // tile * tile
     return {"lines": lines, "parts": parts, "maps": maps, "rows": rows}
+
+
+@lru_cache(maxsize=1024)
+def volume_shape(side: LongPlaces, dtype: torch.dtype) -> dict[str, int] | None:
+    """Return how ``SpectralVolume`` divides volumes; None where a block cannot hold one kx."""
+    wide = dtype is torch.float64
+    room = int(layouts.SPECTRAL_VOLUME_WIDE if wide else layouts.SPECTRAL_VOLUME)
+    depth, rows, columns = side.lines
+    across = columns.n // 2 + 1
+    most = min(across, room // (depth.count * (rows.count + rows.n)))
+    if not most:
+        return None
+    return {
+        "across": across,
+        "down": rows.n,
+        "deep": depth.n,
+        "planes": depth.count,
+        "rows": rows.count,
+        "together": -(-across // -(-across // most)),
+    }
+
+
+def whole_turns(line: LongLine, frequencies: int, dtype: torch.dtype) -> Tensor:
+    """Return pairs of cosine and sine ``[values, frequencies]`` of a line of one level."""
+    turns = np.outer(np.arange(line.count), np.arange(frequencies)) % line.n
+    return torch.from_numpy(np.stack(list(circle(line.n)[:, turns]), -1)).to(dtype).contiguous()
 
 
 def level_turns(line: LongLine, name: str, dtype: torch.dtype) -> Tensor:

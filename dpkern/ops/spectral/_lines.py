@@ -208,6 +208,11 @@ def long_line(n: int, count: int, step: int, shared: bool = True) -> LongLine | 
     return min(lines, key=lambda line: line.products, default=None)
 
 
+def whole_line(n: int, count: int, step: int) -> LongLine:
+    """Return a line in one level, whose values a kernel adds up as they stand."""
+    return LongLine(n, count, step, n, shared=False)
+
+
 @lru_cache(maxsize=256)
 def circle(n: int) -> Array:
     """Return cosines and sines of ``2 pi m / n``, ``[2, n]``, with the exact zeros and ones."""
@@ -221,4 +226,13 @@ def circle(n: int) -> Array:
     return table + 0.0
 
 
-__all__ = ["LONGEST", "PART", "FrequencyLine", "Integers", "LongLine", "circle", "long_line"]
+__all__ = [
+    "LONGEST",
+    "PART",
+    "FrequencyLine",
+    "Integers",
+    "LongLine",
+    "circle",
+    "long_line",
+    "whole_line",
+]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
-from ._lines import LONGEST, FrequencyLine, Integers, LongLine, circle, long_line
+from ._lines import LONGEST, FrequencyLine, Integers, LongLine, circle, long_line, whole_line
 from ._sizes import Axes
 from ._spectra import Grid, half, half_gains
 
@@ -284,7 +284,9 @@ def _sides(grid: Grid, shared: bool = True) -> Sides | None:
         return places(grid, shared)
     found = []
     for side in _sizes(grid):
-        lines = [long_line(*sizes, shared) for sizes in side]
+        # Devices take a volume's lines in one level.
+        of_line = whole_line if len(side) == 3 and not shared else partial(long_line, shared=shared)
+        lines = [of_line(*sizes) for sizes in side]
         if None in lines:
             return None
         found.append(LongPlaces(tuple(line for line in lines if line is not None)))

@@ -150,7 +150,7 @@ def test_blocks_hold_every_line_of_up_to_256_values_and_more(dtype: torch.dtype)
             down, across = long_line(height, rows, 1, False), long_line(width, width, 1, False)
             assert down is not None
             assert across is not None
-            shape = _spectral_blocks.long_shape(LongPlaces(down, across), channels, dtype)
+            shape = _spectral_blocks.long_shape(LongPlaces((down, across)), channels, dtype)
             assert shape is not None, (height, width)
             each = -(-across.second // shape["parts"])
             slots, room = shape["lines"] * each, tile * threads

@@ -208,8 +208,8 @@ def descend_everywhere() -> None:
         descents.run(given | nothing, "cupy")
 
 
-LINE = Case(2, 1, (70,), (3,), padding=1)
-"""A grid of more than 64 values."""
+OTHERS = Case(2, 1, (70,), (3,), padding=1), Case(1, 2, (3, 5, 4), (2, 3, 3), padding=1)
+"""A grid of more than 64 values, and a volume."""
 
 
 def release_in_the_frequency_domain() -> None:
@@ -221,8 +221,9 @@ def release_in_the_frequency_domain() -> None:
     for dtype in FLOATS:
         x, g = case.operands(3, dtype)
         spectral.conv_norm(x, g, **given, size=case.size, band=band)
-        x_line, g_line = LINE.operands(1, dtype)
-        spectral.conv_norm(x_line, g_line, **LINE.sizes, size=LINE.size, backend="cupy")
+        for other in OTHERS:
+            operands = other.operands(1, dtype)
+            spectral.conv_norm(*operands, **other.sizes, size=other.size, backend="cupy")
         bins = spectral.conv_bins(x, g, **given, band=band)[:2]
         for matrix in matrices(case, band):
             spectral.whitened_bins(x, g, matrix, **given, band=band)
