@@ -11,7 +11,7 @@ import torch
 
 from ..base.dispatch import availability, wanted_backend
 from ..base.layouts import SPECTRAL_VOLUME_WIDE
-from ..ops.spectral._lines import LONGEST
+from ..ops.spectral._lines import LONGEST, LONGEST_WHOLE
 from ..ops.spectral._plan import takes
 from ..ops.spectral._sizes import axes, fast
 from ..privacy.mechanisms import Plan
@@ -92,7 +92,10 @@ def _proved_on_device(release: Taps, size: tuple[int, ...], backend: str | None)
     if backend not in ("cuda", "cupy") and not (backend is None and availability("cuda")[0]):
         return False
     grid = axes(_grid(release, size))
-    held = grid[0] <= _COLUMN if len(grid) == 2 else 2 * math.prod(grid[:2]) <= _VOLUME
+    if len(grid) == 2:
+        held = grid[0] <= _COLUMN
+    else:
+        held = 2 * math.prod(grid[:2]) <= _VOLUME and max(grid) <= LONGEST_WHOLE
     return release.site.kind == "conv" and held and takes(grid)
 
 

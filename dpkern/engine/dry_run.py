@@ -30,9 +30,16 @@ def dry_run(
         inputs, named: a batch of at least two samples, in the first dimension of the first tensor.
 
     Raises:
-        InvalidInput: fewer than two samples.
+        InvalidInput: fewer than two samples, or inputs in the place of the function.
         PrivacyError: gradients of a training step are pending.
     """
+    if function is not None and not callable(function):
+        raise InvalidInput(
+            "function",
+            expected="what the training loop calls, or None for the module",
+            got=type(function).__name__,
+            remedy="Write None in front of the inputs: engine.validate(None, x).",
+        )
     rows = next((int(t.shape[0]) for t in tensors_in((inputs, named)) if t.dim()), 0)
     if rows < 2:
         raise InvalidInput(

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from dpkern import PrivacyEngine
 from dpkern.base.errors import InvalidInput, UnsupportedModule
 from dpkern.engine import validate
 from dpkern.engine.fix import fix
@@ -263,3 +265,18 @@ def test_what_fix_returns_passes() -> None:
 def test_only_models_are_checked() -> None:
     with pytest.raises(InvalidInput, match=r"an nn\.Module"):
         static_findings([nn.Linear(4, 4)])  # type: ignore[arg-type]
+
+
+def test_inputs_in_the_place_of_the_function_are_refused() -> None:
+    model, x = nn.Linear(4, 2), torch.zeros(4, 4)
+    engine = PrivacyEngine()
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x), batch_size=2),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    with pytest.raises(InvalidInput, match=r"engine\.validate\(None, x\)"):
+        engine.validate(x)  # type: ignore[arg-type]
+    engine.validate(None, x)

@@ -1,7 +1,7 @@
 """Divide transforms of maps among blocks of device kernels, and make the tables that they read.
 
 Lines of at most 64 values take one level of products (``spectral.cu``), longer ones two
-(``spectral_long.cu``). Volumes take one level of any length (``spectral_volume.cu``).
+(``spectral_long.cu``). Volumes take one level of up to 256 values (``spectral_volume.cu``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...base import layouts
 from ..spectral import _plan
-from ..spectral._lines import LONGEST, PART, FrequencyLine, LongLine, circle
+from ..spectral._lines import LONGEST, LONGEST_WHOLE, PART, FrequencyLine, LongLine, circle
 from ..spectral._plan import LongPlaces, Places, sides_of
 from ..spectral._spectra import Grid, of_one_sample
 
@@ -141,7 +141,7 @@ def volume_shape(side: LongPlaces, dtype: torch.dtype) -> dict[str, int] | None:
     depth, rows, columns = side.lines
     across = columns.n // 2 + 1
     most = min(across, room // (depth.count * (rows.count + rows.n)))
-    if not most:
+    if not most or max(line.n for line in side.lines) > LONGEST_WHOLE:
         return None
     return {
         "across": across,

@@ -20,6 +20,8 @@ from ._band import Array, half_weights
 Integers = NDArray[np.int64]
 LONGEST = 64
 """Values on an axis up to which lines have one level: two take longer below."""
+LONGEST_WHOLE = 256
+"""Values on an axis of a volume up to which devices take one level."""
 _FACTORS = 256, 128
 """The longest lines of the first and of the second level."""
 PART = 16
@@ -228,6 +230,7 @@ def circle(n: int) -> Array:
 
 __all__ = [
     "LONGEST",
+    "LONGEST_WHOLE",
     "PART",
     "FrequencyLine",
     "Integers",
