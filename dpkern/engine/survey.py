@@ -14,6 +14,7 @@ from ..base.errors import InvalidInput
 from ..privacy.mechanisms.site import Site
 from .capture import Capture
 from .dry_run import as_before
+from .layers.conv import sizes_exchanged
 from .parameter import PrivateParameter, tensors_in
 from .uses import CapturedOp, ParameterSource
 
@@ -107,15 +108,12 @@ def _convolution(weight: tuple[int, ...], x: tuple[int, ...], options: dict[str,
     if len(weight) != len(x) or channels != x[1]:
         return Site(kind="other", shape=weight)  # used as a view of another shape
     geometry = {name: tuple(options[name]) for name in ("stride", "padding", "dilation")}
-    axes = [*zip(x[2:], weight[2:], *geometry.values(), options["output_padding"], strict=True)]
-    sizes: dict[str, Any] = {"groups": groups, **geometry}
+    sizes: dict[str, Any] = {"shape": weight, "groups": groups, **geometry}
     if upwards:
-        # Its kernel's gradient is that of the convolution from its output to its input, which
-        # reads no position that would give a further one.
-        from_output = tuple(
-            min((n - 1) * s + more, n * s - 1) + t * (k - 1) + 1 - 2 * p
-            for n, k, s, p, t, more in axes
-        )
-        return Site(kind="conv", shape=weight, input=from_output, output=x[2:], **sizes)
-    output = tuple((n + 2 * p - t * (k - 1) - 1) // s + 1 for n, k, s, p, t, _ in axes)
-    return Site(kind="conv", shape=weight, input=x[2:], output=output, **sizes)
+        given, sizes["padding"] = sizes_exchanged(x[2:], weight[2:], options)
+        return Site(kind="conv", input=given, output=x[2:], **sizes)
+    output = tuple(
+        (n + 2 * p - t * (k - 1) - 1) // s + 1
+        for n, k, s, p, t in zip(x[2:], weight[2:], *geometry.values(), strict=True)
+    )
+    return Site(kind="conv", input=x[2:], output=output, **sizes)

@@ -115,6 +115,21 @@ CONV: dict[str, Case] = {
         )
         for d in (1, 2, 3)
     },
+    # More output positions than a stride, and padding that takes some of them away again.
+    **{
+        f"{d}d-transposed-beyond-{stride}-{padding}": upwards(
+            d,
+            6,
+            3,
+            stride=stride,
+            padding=padding,
+            dilation=stride + 1,
+            output_padding=stride,
+            groups=2,
+        )
+        for d in (1, 2, 3)
+        for stride, padding in ((1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3))
+    },
     **{
         f"2d-{mode}": conv(2, 6, 3, padding=(2, 1), padding_mode=mode)
         for mode in ("circular", "reflect", "replicate")

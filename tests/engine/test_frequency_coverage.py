@@ -13,6 +13,7 @@ from dpkern import PrivacyEngine, survey
 from dpkern.base.errors import InvalidInput
 from dpkern.engine.explain import explained
 from dpkern.privacy.mechanisms import DPSGD, GReDP, Mechanism, SpectralDP
+from dpkern.privacy.mechanisms.site import Site
 
 UNIT: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
 IMAGE = torch.zeros(2, 1, 8, 8)
@@ -63,6 +64,16 @@ def test_a_model_without_a_layer_is_refused_unless_asked(
     plan = asked.plan([site.shape for site in sites])
     assert plan.remarks[-1].startswith(said)
     assert all(block.release is None for block in plan.blocks)
+
+
+def test_the_authors_slice_of_a_volume_says_what_helps() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 3, bias=False), nn.Flatten(1, 2), nn.Conv2d(4, 1, 2))
+    sites = survey(model, torch.zeros(2, 1, 4, 6, 6))
+    with pytest.raises(InvalidInput, match="Site\\(kind='other'") as refused:
+        SpectralDP.as_coded(1.0, 1.0, 8, sites=sites)
+    assert refused.value.name == "mask"
+    known = (Site(kind="other", shape=sites[0].shape), *sites[1:])
+    assert SpectralDP.as_coded(1.0, 1.0, 8, sites=known).remarks[-1].startswith("1 of 3 parameters")
 
 
 def trained(mechanism: Mechanism, model: nn.Module) -> PrivacyEngine:

@@ -104,6 +104,9 @@ TRANSPOSED: dict[str, Any] = {
     "plain": {"kernel_size": 3},
     "stride": {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
     "positions beyond": {"kernel_size": 2, "stride": 2, "dilation": 3, "output_padding": 2},
+    "padded beyond": {"kernel_size": 3, "dilation": 2, "output_padding": 1, "padding": 2},
+    "both": {"kernel_size": 3, "stride": 2, "dilation": 3, "output_padding": 2, "padding": 2},
+    "nothing left": {"kernel_size": 1, "dilation": 3, "output_padding": 2, "padding": 1},
     "groups": {"kernel_size": 4, "stride": 3, "groups": 2},
 }
 
@@ -120,7 +123,10 @@ def test_a_transposed_convolution_is_one_from_its_output_to_its_input(name: str,
     out = model(x)
     g = torch.randn_like(out)
     (want,) = torch.autograd.grad(out, model.weight, g)
-    taken = g[(slice(None), slice(None), *(slice(n) for n in site.input))]
+    before = model.padding[0] - site.padding[0]
+    cut = [n for have, size in zip(g.shape[2:], site.input, strict=True)
+           for n in (size - before - have, before)]  # fmt: skip
+    taken = nn.functional.pad(g, cut[::-1])
     weight = torch.zeros_like(model.weight, requires_grad=True)
     convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[axes - 1]
     down = convolve(taken, weight, None, site.stride, site.padding, site.dilation, site.groups)

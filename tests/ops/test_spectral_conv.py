@@ -341,6 +341,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: spectral.conv_bins(X, G, **GEOMETRY, band=Band((9, 10), "all")),
         "size",
     ),
+    "another band's bins": (
+        lambda: spectral.bins_sum(
+            torch.zeros(7, 2, 2, 4), torch.zeros(7, 2, 2, 6), ONES, OUT, band=BAND
+        ),
+        "band",
+    ),
     "an unknown route": (
         lambda: spectral.conv_sum(X, G, ONES, OUT, **GEOMETRY, size=(10, 10), route="fast"),
         "route",

@@ -48,6 +48,17 @@ def operands(case: Any, batch: int = 3) -> tuple[torch.Tensor, torch.Tensor, Any
     return x, g, config, torch.stack(grads)
 
 
+def test_axes_of_a_pipeline_agree() -> None:
+    volume = literal.Pipeline(kernel=(3, 3, 3), size=(4, 5, 6), bound=1.0)
+    assert (volume.stride, volume.padding, volume.dilation) == ((1, 1, 1), (0, 0, 0), (1, 1, 1))
+    for changed in ({"size": (5, 6)}, {"band": Band((5, 6), "shells", 0.5)}):
+        with pytest.raises(InvalidInput) as refused:
+            replace(volume, **changed)
+        assert refused.value.name == "size"
+    with pytest.raises(InvalidInput, match="3 of them"):
+        replace(volume, stride=(1, 2))
+
+
 @pytest.mark.parametrize("case", CONVS, ids=str)
 def test_noise_off_is_autograd(case: Any) -> None:
     x, g, numbers, grads = operands(case)

@@ -104,7 +104,9 @@ def _arrive(use: CapturedOp, x: Tensor, weight: Tensor, g: Tensor) -> None:
             pair = x, g
             if use.saved["transposed"]:
                 # A transposed convolution is a convolution with input and output exchanged.
-                pair = _reached(g, x.shape[2:], kernel_size, geometry), x
+                size, padding = sizes_exchanged(x.shape[2:], kernel_size, use.saved)
+                pair = _placed(g, size, geometry["padding"], padding), x
+                geometry["padding"] = padding
             use.arrive(0, _record(use, *pair, kernel_size, geometry))
         if use.targets[1] is not None:
             positions = use.per_batch(g.flatten(2).sum(2, dtype=sum_dtype(g.dtype)))
@@ -124,15 +126,30 @@ def _record(
     return ExplicitGradients(use.per_batch(each).sum(1))
 
 
-def _reached(x: Tensor, out: Sequence[int], kernel_size: Ints, geometry: dict[str, Any]) -> Tensor:
-    """Return ``x`` without positions that would give a convolution more than ``out`` outputs."""
-    for i, (size, kernel) in enumerate(zip(out, kernel_size, strict=True)):
-        stride, padding, dilation = (geometry[n][i] for n in ("stride", "padding", "dilation"))
-        # One position more than these would give a further output.
-        most = size * stride + dilation * (kernel - 1) - 2 * padding
-        if x.shape[2 + i] > most:
-            x = x.narrow(2 + i, 0, most)
-    return x
+def sizes_exchanged(
+    x: Sequence[int], kernel_size: Sequence[int], options: dict[str, Any]
+) -> tuple[Ints, Ints]:
+    """Return input sizes and padding of the convolution that a transposed one is the way back of.
+
+    It leads from the output of the transposed one to ``x``. Where the output is longer by a stride
+    or more, the same padding would give further positions: the input is then what ``x`` reads, with
+    its zeros, and is padded no more.
+    """
+    geometry = (options[n] for n in ("stride", "padding", "dilation", "output_padding"))
+    axes = [*zip(x, kernel_size, *geometry, strict=True)]
+    least = [(n - 1) * s + t * (k - 1) + 1 for n, k, s, _, t, _ in axes]
+    if any(more >= s for _, _, s, _, _, more in axes):
+        return tuple(least), (0,) * len(least)
+    sizes = (size - 2 * p + more for size, (_, _, _, p, _, more) in zip(least, axes, strict=True))
+    return tuple(sizes), tuple(options["padding"])
+
+
+def _placed(x: Tensor, size: Ints, before: Ints, padding: Ints) -> Tensor:
+    """Return ``x``, with ``before`` zeros in front of it, where ``padding`` are to be."""
+    if before == padding and tuple(x.shape[2:]) == size:
+        return x
+    axes = zip(x.shape[2:], size, before, strict=True)
+    return F.pad(x, [n for have, wanted, p in reversed([*axes]) for n in (p, wanted - p - have)])
 
 
 def convolve(

@@ -179,6 +179,13 @@ def _check_sum(
 ) -> None:
     groups = check.integer(1, groups=groups)
     _check_kind(band)
+    if len(x_bins) != len(kept_bins(band)):
+        raise InvalidInput(
+            "band",
+            expected=f"the one whose {len(x_bins)} bins are given",
+            got=f"{band}, which keeps {len(kept_bins(band))}",
+            remedy="Pass the band that conv_bins had.",
+        )
     spatial = len(band.size)
     if spatial == 2 and band.size[0] == 1 and out.dim() == 3:
         spatial = 1  # a line is a plane of height 1

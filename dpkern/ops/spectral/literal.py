@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ...base.errors import InvalidInput
+from ..ghost._conv_geometry import check_size
 from ._band import Band, half_weights
 from ._basis import lags
 
@@ -34,8 +35,8 @@ class Pipeline:
     """The configuration of one layer's release.
 
     Attributes:
-        kernel, stride, padding, dilation, groups: of the convolution; a circulant layer of block
-            ``d`` has ``kernel=(d,)`` and the rest as given.
+        kernel, stride, padding, dilation, groups: of the convolution, () for what leaves an axis
+            as it is; a circulant layer of block ``d`` has ``kernel=(d,)`` and the rest as given.
         size: P and Q; ``(d,)`` for a circulant layer.
         bound: C.
         noise_multiplier: sigma; 0 adds nothing.
@@ -44,12 +45,15 @@ class Pipeline:
         noise_point: ``per_batch``: once on the sum; ``per_sample``: on every sample, as printed.
         stored: noise and slice act on the spectrum as code stores it (one-sided in two dimensions),
             noise only in the corner ``band.block``; needs a band of kind ``authors_slice``.
+
+    Raises:
+        InvalidInput: other numbers of axes than the kernel's, or a band of another grid.
     """
 
     kernel: tuple[int, ...]
-    stride: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1, 1)
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
     groups: int = 1
     size: tuple[int, ...]
     bound: float
@@ -58,6 +62,19 @@ class Pipeline:
     band: Band | None = None
     noise_point: str = "per_batch"
     stored: bool = False
+
+    def __post_init__(self) -> None:
+        axes = len(self.kernel)
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            spread = check_size(name, getattr(self, name) or least, axes, least)
+            object.__setattr__(self, name, spread)
+        if len(self.size) != axes or (self.band is not None and self.band.size != self.size):
+            raise InvalidInput(
+                "size",
+                expected=f"{axes} sizes, one for each axis of the kernel, and a band on them",
+                got=f"{self.size} with {self.band}",
+                remedy="Make the band on this grid.",
+            )
 
 
 def gredp(

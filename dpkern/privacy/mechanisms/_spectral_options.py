@@ -75,7 +75,7 @@ def checked_size(given: Any, sites: Sites | None) -> FFTSize:
             "fft_size",
             expected=f"one of {', '.join(SIZES)}, or one size per site, together with sites",
             got=given,
-            remedy="Pass ((P, Q), None, ...) in the order of the sites.",
+            remedy="Pass ((P, Q), None, ...) in the order of the sites, one size for each axis.",
         )
     return tuple(
         None if size is None or site.kind != "conv" else checked_grid(size, site)
@@ -136,8 +136,8 @@ def checked_grid(given: Any, site: Site) -> tuple[int, ...]:
     if not right or any(n < m for n, m in zip(sizes, grid(site.least), strict=True)):
         raise InvalidInput(
             "fft_size",
-            expected=f"at least {site.least}, where the lags of a kernel of {site.kernel} do not "
-            "wrap around",
+            expected=f"{spatial} sizes of at least {site.least}, where the lags of a kernel of "
+            f"{site.kernel} do not wrap around",
             got=given,
             remedy="Choose larger sizes, or 'padded'.",
         )

@@ -27,7 +27,8 @@ class Site:
             a circulant layer.
         input: spatial sizes of the layer's input without padding; ``(T,)`` positions of a
             circulant layer. A transposed convolution is the convolution from its output to its
-            input, with the same kernel gradient: this is its output.
+            input, with the same kernel gradient: this is its output, or where that is longer by a
+            stride or more what its input reads of it, with its zeros.
         output: spatial sizes of its output; ``(T,)`` of a circulant layer.
         stride, padding, dilation: one entry per spatial axis; convolutions only.
         groups: of the convolution.

@@ -205,6 +205,14 @@ class SpectralDP(SpectralMechanism):
         )
 
     def _release(self, site: Site, size: tuple[int, ...]) -> SpectralRelease:
+        if self.mask == "authors_slice" and site.axes == 3:
+            raise _together(
+                "mask",
+                f"'shells' or 'rectangle' with a convolution of three axes, {list(site.shape)}",
+                self.mask,
+                "Choose another mask, or release its kernel in the time domain: in its place in "
+                "sites put Site(kind='other', shape=site.shape).",
+            )
         band = self.band(size)
         law = pencil(band, *taps(site), *self.parts, self.noise_band, self._rank)
         if law.multiplier**2 < OPEN:
