@@ -209,7 +209,7 @@ def test_constants_are_shared_and_read_only() -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: Band((3, 3, 3)), "size"),
+        (lambda: Band((3, 3, 3, 3)), "size"),
         (lambda: Band((0, 3)), "size"),
         (lambda: Band((4, 4), "low"), "kind"),
         (lambda: Band((4, 4), "shells", 0.0), "keep"),

@@ -101,7 +101,7 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many places there are."""
+        """The number of places."""
         return (self.columns.n // 2 + 1) * len(self.rows.frequencies)
 
     @property
@@ -166,7 +166,7 @@ class LongPlaces:
 
     @property
     def count(self) -> int:
-        """How many places there are."""
+        """The number of places."""
         return len(self.columns.halves) * math.prod(line.n for line in self.lines[:-1])
 
     @property
