@@ -1,11 +1,11 @@
 // Powers, norms and gathered bins of spectra, and whitened norms, against plain loops in double.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -184,22 +184,31 @@ std::vector<double> turns_of(const std::vector<std::int64_t>& lines) {
   return turns;
 }
 
-// The norm on a 6 x 8 grid against circular autocorrelations, which need no transform:
-// || R ||^2 = sum_u A_x(u) A_g(u). One bin is kept: that of frequency 0, the sum of a map.
-// Two levels take the lines as 2 x 3 and 4 x 2 values.
+enum class Lines { one_level, two_levels, volume };
+
+// The norm on a 6 x 8 grid, or on four of them, against circular autocorrelations, which need no
+// transform: || R ||^2 = sum_u A_x(u) A_g(u). One bin is kept: that of frequency 0, the sum of a
+// map. Two levels take the lines as 2 x 3 and 4 x 2 values, a volume's depth as 2 x 2.
 template <class T>
-std::int64_t test_norm(bool two_levels, int threads, const std::string& setting) {
+std::int64_t test_norm(Lines kind, int threads, const std::string& setting) {
   constexpr std::int64_t kP = 6, kQ = 8;
-  const std::int64_t slots = (kQ / 2 + 1) * (two_levels ? kP : 4);
+  const bool two_levels = kind != Lines::one_level, deep = kind == Lines::volume;
+  const std::int64_t S = deep ? 4 : 1, D = deep ? 3 : 1, Z = deep ? 2 : 1;
+  const std::int64_t slots = (kQ / 2 + 1) * (two_levels ? kP * S : 4);
   const std::int64_t down = two_levels ? 2 : 1, across = two_levels ? 4 : 1;
-  const auto place = [](std::int64_t y, std::int64_t x, std::int64_t u, std::int64_t v) {
-    return std::pair((y + u) % kP, (x + v) % kQ);
-  };
+  typedef std::array<std::int64_t, 3> Place;
+  const auto place = [&](std::int64_t at) { return Place{at / (kP * kQ), at / kQ % kP, at % kQ}; };
   std::int64_t cases = 0;
   for (const std::int64_t batch : {1, 5, 19}) {
     const std::int64_t ins = batch == 5 ? 17 : 3, outs = 2, H = 5, W = 7, Y = 4, X = 3;
-    const auto x = normals<T>(batch * ins * H * W, 7), g = normals<T>(batch * outs * Y * X, 8);
-    const std::vector<std::int64_t> lines{kP, H, down, kQ, W, across, kP, Y, down, kQ, X, across};
+    const auto x = normals<T>(batch * ins * D * H * W, 7);
+    const auto g = normals<T>(batch * outs * Z * Y * X, 8);
+    std::vector<std::int64_t> lines{kP, H, down, kQ, W, across, kP, Y, down, kQ, X, across};
+    const std::int64_t of_x[] = {S, D, 2}, of_g[] = {S, Z, 2};
+    if (deep) {
+      lines.insert(lines.begin() + 6, of_g, of_g + 3);
+      lines.insert(lines.begin(), of_x, of_x + 3);
+    }
     const auto turns = turns_of(lines);
     std::vector<std::int64_t> index(at(slots)), bins(at(2 * slots), -1), from{0};
     std::vector<double> weights(at(3 * slots)), parseval(at(slots)), turn{1, 0, 0, -1};
@@ -207,7 +216,8 @@ std::int64_t test_norm(bool two_levels, int threads, const std::string& setting)
     for (std::int64_t k = 0; k < slots; ++k) {
       index[at(k)] = k;
       if (two_levels) {  // columns are 0, 4, 1, 5, 2, with all of their frequencies
-        parseval[at(k)] = weights[at(k)] = (k < 2 * kP ? 1.0 : 2.0) / (kP * kQ);
+        parseval[at(k)] = weights[at(k)] =
+            (k < 2 * kP * S ? 1.0 : 2.0) / static_cast<double>(kP * kQ * S);
         continue;
       }
       const std::int64_t kx = k / 4, low = k % 4 / 2, ky = k % 2 == 0 ? low : kP / 2 - low;
@@ -225,12 +235,13 @@ std::int64_t test_norm(bool two_levels, int threads, const std::string& setting)
       call.x = inputs.data(), call.g = gradients.data(), call.lines = lines.data();
       call.turns = turns.data(), call.index = index.data(), call.weights = weights.data();
       call.x_weights = call.g_weights = parseval.data(), call.errors = errors.data();
-      call.share = std::sqrt(kP * kQ), call.narrow_sums = 1e-6, call.wide_sums = 1e-12;
+      call.share = std::sqrt(kP * kQ * S), call.narrow_sums = 1e-6, call.wide_sums = 1e-12;
       call.groups = 1, call.wide = wide, call.retained = call.x_count = call.g_count = 1;
       call.x_bin = call.g_bin = bins.data(), call.x_from = call.g_from = from.data();
       call.x_turn = call.g_turn = turn.data(), call.x_bins = x_bins.data();
       call.g_bins = g_bins.data(), call.squares = got.data(), call.B = batch, call.C = ins;
-      call.H = H, call.W = W, call.O = outs, call.Y = Y, call.X = X, call.K = call.L = slots;
+      call.D = D, call.H = H, call.W = W, call.O = outs, call.Z = Z, call.Y = Y, call.X = X;
+      call.K = call.L = slots, call.N = static_cast<std::int64_t>(lines.size());
       call.J = two_levels ? 1 : 3;
       cpu::spectral_norm<T>(call, threads);
       std::vector<T> alone(x_bins.size());
@@ -239,44 +250,46 @@ std::int64_t test_norm(bool two_levels, int threads, const std::string& setting)
       only.x = inputs.data(), only.lines = lines.data(), only.turns = turns.data();
       only.bin = bins.data(), only.source = from.data(), only.turn = turn.data();
       only.count = 1, only.wide = wide, only.bins = alone.data(), only.B = batch, only.C = ins;
-      only.H = H, only.W = W, only.R = 1, only.squares = squares.data();
+      only.D = D, only.H = H, only.W = W, only.R = 1, only.squares = squares.data();
+      only.N = call.N / 2;
       only.S = two_levels ? 1 : 2;
       cpu::spectral_bins<T>(only, threads);
       check(alone == x_bins, "bins without powers" + setting);
       for (std::int64_t b = 0; b < batch; ++b) {
         double square = 0;
-        for (std::int64_t i = b * ins * H * W; i < (b + 1) * ins * H * W; ++i) {
+        for (std::int64_t i = b * ins * D * H * W; i < (b + 1) * ins * D * H * W; ++i) {
           square += static_cast<double>(x[at(i)]) * static_cast<double>(x[at(i)]);
         }
         check_close(squares[at(b)], square, 1e-6, "a square of maps" + setting);
-        const auto entry = [](const std::vector<T>& maps, std::int64_t map, std::int64_t rows,
-                              std::int64_t columns, std::pair<std::int64_t, std::int64_t> p) {
-          const bool inside = p.first < rows && p.second < columns;
-          return inside ? static_cast<double>(maps[at((map * rows + p.first) * columns + p.second)])
-                        : 0;
+        const auto entry = [](const std::vector<T>& maps, std::int64_t map, const Place& size,
+                              const Place& p) {
+          const bool inside = p[0] < size[0] && p[1] < size[1] && p[2] < size[2];
+          const std::int64_t row = (map * size[0] + p[0]) * size[1] + p[1];
+          return inside ? static_cast<double>(maps[at(row * size[2] + p[2])]) : 0;
         };
+        const Place x_size{D, H, W}, g_size{Z, Y, X};
         double want = 0;
-        for (std::int64_t u = 0; u < kP; ++u) {
-          for (std::int64_t v = 0; v < kQ; ++v) {
-            double of_x = 0, of_g = 0;
-            for (std::int64_t p = 0; p < kP * kQ; ++p) {
-              const auto here = std::pair(p / kQ, p % kQ), there = place(p / kQ, p % kQ, u, v);
-              for (std::int64_t c = b * ins; c < (b + 1) * ins; ++c) {
-                of_x += entry(x, c, H, W, here) * entry(x, c, H, W, there);
-              }
-              for (std::int64_t o = b * outs; o < (b + 1) * outs; ++o) {
-                of_g += entry(g, o, Y, X, here) * entry(g, o, Y, X, there);
-              }
+        for (std::int64_t lag = 0; lag < S * kP * kQ; ++lag) {
+          const Place by = place(lag);
+          double x_sum = 0, g_sum = 0;
+          for (std::int64_t p = 0; p < S * kP * kQ; ++p) {
+            const Place here = place(p), there{(here[0] + by[0]) % S, (here[1] + by[1]) % kP,
+                                               (here[2] + by[2]) % kQ};
+            for (std::int64_t c = b * ins; c < (b + 1) * ins; ++c) {
+              x_sum += entry(x, c, x_size, here) * entry(x, c, x_size, there);
             }
-            want += of_x * of_g;
+            for (std::int64_t o = b * outs; o < (b + 1) * outs; ++o) {
+              g_sum += entry(g, o, g_size, here) * entry(g, o, g_size, there);
+            }
           }
+          want += x_sum * g_sum;
         }
         check(got[at(b)] >= want * (1 - 1e-14), "a fused norm from above" + setting);
         check_close(got[at(b)], want, 1e-4, "a fused norm" + setting);
         for (std::int64_t c = 0; c < ins; ++c) {
           double sum = 0, size = 0;
-          for (std::int64_t i = 0; i < H * W; ++i) {
-            const double value = static_cast<double>(x[at((b * ins + c) * H * W + i)]);
+          for (std::int64_t i = 0; i < D * H * W; ++i) {
+            const double value = static_cast<double>(x[at((b * ins + c) * D * H * W + i)]);
             sum += value, size += std::fabs(value);
           }
           const double found = static_cast<double>(x_bins[at(b * 2 * ins + c)]);
@@ -463,9 +476,9 @@ std::int64_t test_spectral() {
   for_every_setting([&](int threads, const std::string& setting) {
     cases += test_powers<float>(threads, setting) + test_powers<double>(threads, setting);
     cases += test_squares(threads, setting);
-    for (const bool two_levels : {false, true}) {
-      cases += test_norm<float>(two_levels, threads, setting);
-      cases += test_norm<double>(two_levels, threads, setting);
+    for (const Lines kind : {Lines::one_level, Lines::two_levels, Lines::volume}) {
+      cases += test_norm<float>(kind, threads, setting);
+      cases += test_norm<double>(kind, threads, setting);
     }
     cases += test_bins_sum<float>(threads, setting) + test_bins_sum<double>(threads, setting);
     cases += test_whitened_bins<float>(threads, setting);
