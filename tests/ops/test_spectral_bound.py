@@ -152,6 +152,31 @@ def bands(case: Case) -> list[Band | None]:
     return [None, *(Band(case.size, kind, 0.4) for kind in case.kinds)]
 
 
+def agree(
+    case: Case, x: Tensor, g: Tensor, filters: list[Band | None], backend: str
+) -> tuple[Tensor, ...]:
+    """Check norms and bins against transforms in float64; return the bins of transforms."""
+    narrow, sizes = x.dtype is torch.float32, {**case.sizes, "backend": backend}
+    for band in filters:
+        want = exact(case, x, g, band)
+        got = spectral.conv_norm(x, g, size=case.size, band=band, **sizes)
+        assert bool((got >= want * (1 - 1e-12)).all())
+        assert bool((got <= want * (1 + (2e-3 if narrow else 1e-10))).all())
+    band = case.band()
+    found = spectral.conv_bins(x, g, band=band, **sizes)
+    want_bins = spectral.conv_bins.reference(x.double(), g.double(), **case.sizes, band=band)
+    bins_agree(found, want_bins, x.dtype)
+    assert bool((found[2] >= exact(case, x, g, None) * (1 - 1e-12)).all())
+    return want_bins
+
+
+def bins_agree(found: tuple[Tensor, ...], want: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    """Check the bins of both operands."""
+    for i in range(2):
+        close = 1e-5 if dtype is torch.float32 else 1e-12
+        testing.assert_close("bins", found[i].double(), want[i], close)
+
+
 def shares(case: Case, draw: Draw, dtype: torch.dtype) -> list[float]:
     """Return the least of computed over exact norms, for each band; samples of norm 0 give 1."""
     generator = torch.Generator().manual_seed(len(case.name))

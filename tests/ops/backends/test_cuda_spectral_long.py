@@ -54,21 +54,7 @@ def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_norms_and_bins_are_those_of_transforms(case: Case, dtype: torch.dtype) -> None:
-    x, g = case.operands(3, dtype)
-    sizes = {**case.sizes, "backend": "cuda"}
-    most = 2e-3 if dtype is torch.float32 else 1e-10
-    for band in (None, case.band()):
-        want = small.exact(case, x, g, band)
-        got = spectral.conv_norm(x, g, size=case.size, band=band, **sizes)
-        assert bool((got >= want * (1 - 1e-12)).all())
-        assert bool((got <= want * (1 + most)).all())
-    band = case.band()
-    want_bins = spectral.conv_bins.reference(x.double(), g.double(), **case.sizes, band=band)
-    found = spectral.conv_bins(x, g, band=band, **sizes)
-    close = 1e-5 if dtype is torch.float32 else 1e-12
-    for i in range(2):
-        testing.assert_close("bins", found[i].double(), want_bins[i], close)
-    assert bool((found[2] >= small.exact(case, x, g, None) * (1 - 1e-12)).all())
+    small.agree(case, *case.operands(3, dtype), [None, case.band()], "cuda")
 
 
 @pytest.mark.parametrize("draw", small.DRAWS, ids=lambda draw: draw.__name__)
