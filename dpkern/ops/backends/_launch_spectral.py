@@ -21,7 +21,7 @@ from ..spectral import bins
 from ..spectral._band import Band
 from ..spectral._lines import LongLine
 from ..spectral._plan import LongPlaces, Places, retained, sides_of, sums_error, tables_of
-from ..spectral._sizes import Axes, ConvolutionGrid, axes
+from ..spectral._sizes import Axes, ConvolutionGrid, axes, corner
 from ..spectral._spectra import Grid, of_one_sample, on
 from ..spectral._whitened_plan import whitened_plan
 from ..spectral.whitened_bins import PlanArguments, plan_arguments
@@ -118,7 +118,7 @@ def _operand(
     else:
         kernel, (by, count, kept) = table.SPECTRAL_VOLUMES, _volumes(side, operand)
         # The planes that are used, one behind another: a map of more rows.
-        used = (slice(None), slice(None), *(slice(line.count) for line in side.lines))
+        used = corner([line.count for line in side.lines])
         operand = operand[used].contiguous().flatten(2, 3)
         rows = operand.shape[2]
     height, width = (1, *operand.shape[2:])[-2:]

@@ -174,6 +174,15 @@ def check_layer(
     return layer
 
 
+def corner(sizes: Sequence[int], before: Sequence[int] | None = None) -> tuple[slice, ...]:
+    """Return the index of the first places of all maps ``[B, channels, ...]``.
+
+    With ``before``, of those behind so many.
+    """
+    each = zip([0] * len(sizes) if before is None else before, sizes, strict=True)
+    return (slice(None), slice(None), *(slice(p, p + n) for p, n in each))
+
+
 def planes(x: torch.Tensor) -> torch.Tensor:
     """Return a view ``[B, channels, height, width]``, or volumes as they are."""
     return x.unsqueeze(2) if x.dim() == 3 else x
@@ -185,4 +194,4 @@ def volumes(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(2) if x.dim() == 4 else x
 
 
-__all__ = ["Axes", "ConvolutionGrid", "axes", "check_layer", "fast", "planes", "volumes"]
+__all__ = ["Axes", "ConvolutionGrid", "axes", "check_layer", "corner", "fast", "planes", "volumes"]

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from ._band import Band, half_weights
-from ._sizes import Axes, ConvolutionGrid, planes
+from ._sizes import Axes, ConvolutionGrid, corner, planes
 
-_MAPS = slice(None), slice(None)
 _ERROR = 8
 """Higham 2002, Theorem 24.2: a transform of n values is off by at most log2(n) (4 sqrt(2) + 1) u of
 its norm (to first order, exact twiddles rounded to u), which we take for radices 3 and 5 too."""
@@ -67,8 +66,7 @@ class Grid:
 
     def place_input(self, x: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
         """Write the padded input on the grid; ``to`` holds zeros elsewhere."""
-        places = tuple(slice(p, p + n) for p, n in zip(self.layer.padding, self.rows, strict=True))
-        to[_MAPS + places] = planes(x)[_MAPS + tuple(slice(n) for n in self.rows)]
+        to[corner(self.rows, self.layer.padding)] = planes(x)[corner(self.rows)]
         return to
 
     def place_gradient(self, g: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -76,7 +74,7 @@ class Grid:
         steps = [s // f for s, f in zip(self.layer.stride, self.folds, strict=True)]
         spans = [(n - 1) * s + 1 for n, s in zip(self.layer.output, steps, strict=True)]
         places = tuple(slice(0, span, s) for span, s in zip(spans, steps, strict=True))
-        to[_MAPS + places] = planes(g)
+        to[(slice(None), slice(None), *places)] = planes(g)
         return to
 
     @cached_property

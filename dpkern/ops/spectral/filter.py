@@ -22,7 +22,7 @@ from ...base.signature import Operand, Sum
 from .._products import exact
 from ..ghost._bounds import of_sums
 from ._band import Band
-from ._sizes import Axes, axes, planes
+from ._sizes import Axes, axes, corner, planes
 from ._spectra import half_gains, on, transformed
 
 _CHUNK = 1 << 19
@@ -107,14 +107,13 @@ def filtered(
 
 def _transformed(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
     gains = on(x.device, half_gains, band).to(x.dtype)
-    size, every = axes(band.size), (slice(None), slice(None))
+    size = axes(band.size)
     maps = x.new_zeros(*x.shape[:2], *size)
-    part = x[every + tuple(slice(max(0, n - p)) for n, p in zip(used, before, strict=True))]
-    places = zip(before, part.shape[2:], strict=True)
-    maps[every + tuple(slice(p, p + n) for p, n in places)] = part
+    part = x[corner([max(0, n - p) for n, p in zip(used, before, strict=True)])]
+    maps[corner(part.shape[2:], before)] = part
     spectra = transformed(maps).mul_(gains)
     out: Tensor = torch.fft.irfftn(spectra, s=size, dim=tuple(range(2, maps.dim())))
-    return out[every + tuple(slice(n) for n in used)]
+    return out[corner(used)]
 
 
 def _separable(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
@@ -123,8 +122,8 @@ def _separable(x: Tensor, before: Axes, used: Axes, band: Band) -> Tensor:
     *deep, down, across = (
         on(x.device, _side, band, before, used, given, axis).to(kind) for axis in range(len(used))
     )
-    taken = tuple(slice(side.shape[1]) for side in (*deep, down, across))
-    found = down @ (x[(slice(None), slice(None), *taken)].to(kind) @ across.T)
+    taken = corner([side.shape[1] for side in (*deep, down, across)])
+    found = down @ (x[taken].to(kind) @ across.T)
     for side in deep:
         found = (side @ found.flatten(3)).view(*x.shape[:2], *used)
     return found.to(x.dtype)

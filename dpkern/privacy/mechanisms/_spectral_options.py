@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.errors import InvalidInput
 from ...base.validate import choice, integer
+from ...ops.spectral._sizes import axes
 from .site import Site
 
 CLIPPING = ("flat", "per_layer", "group")
@@ -20,16 +21,11 @@ FFTSize = str | tuple[tuple[int, ...] | None, ...]
 Sites = tuple[Site, ...]
 
 
-def grid(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return at least two sizes: one spatial dimension is a plane of height 1."""
-    return (1, *size) if len(size) == 1 else size
-
-
 def taps(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return kernel and dilation on the site's grid."""
     if site.kind == "circulant":
         return (site.block,), (1,)
-    return grid(site.kernel), grid(site.dilation)
+    return axes(site.kernel), axes(site.dilation)
 
 
 def checked_groups(given: Any, clipping: str | None) -> tuple[int, ...] | None:
@@ -132,8 +128,8 @@ def checked_grid(given: Any, site: Site) -> tuple[int, ...]:
     """Check that a grid keeps the lags of the site's kernel apart, and return it."""
     spatial = len(site.kernel)
     right = isinstance(given, (tuple, list)) and len(given) in (spatial, max(spatial, 2))
-    sizes = grid(tuple(integer(fft_size=n) for n in given)) if right else ()
-    if not right or any(n < m for n, m in zip(sizes, grid(site.least), strict=True)):
+    sizes = axes(tuple(integer(fft_size=n) for n in given)) if right else ()
+    if not right or any(n < m for n, m in zip(sizes, axes(site.least), strict=True)):
         raise InvalidInput(
             "fft_size",
             expected=f"{spatial} sizes of at least {site.least}, where the lags of a kernel of "

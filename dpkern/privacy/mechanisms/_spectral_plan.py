@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from ...base.errors import InvalidInput
 from ...base.validate import choice, integer
-from ...ops.spectral._sizes import fast
+from ...ops.spectral._sizes import axes, fast
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION, NOTHING, REAL_SUMS, RELEASED_BITS
@@ -42,7 +42,6 @@ from ._spectral_options import (
     checked_kind,
     checked_sites,
     checked_size,
-    grid,
     no_sites,
     noise_parts,
 )
@@ -337,10 +336,10 @@ class SpectralMechanism(Mechanism):
         given = self.fft_size
         if isinstance(given, tuple):
             size = given[index]
-            return grid(site.padded) if size is None else size
+            return axes(site.padded) if size is None else size
         if given == "fast":
-            return tuple(fast(n) for n in grid(site.padded))
-        return grid(site.linear if given == "linear" else site.padded)
+            return tuple(fast(n) for n in axes(site.padded))
+        return axes(site.linear if given == "linear" else site.padded)
 
 
 _CORRECTED: dict[str, tuple[Any, ...]] = {

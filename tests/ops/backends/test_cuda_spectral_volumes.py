@@ -15,7 +15,7 @@ import torch
 from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _device_spectral, _launch_spectral, _spectral_blocks, cuda
 from dpkern.ops.spectral._lines import circle, whole_line
-from dpkern.ops.spectral._plan import NormTables
+from dpkern.ops.spectral._plan import NormTables, reaches
 from dpkern.ops.spectral._spectra import Grid
 from tests.ops import test_spectral_bound as small
 from tests.ops.backends import test_cuda_spectral as short
@@ -113,8 +113,11 @@ def test_what_no_output_reads_is_not_in_the_norm() -> None:
 
 
 def test_volumes_that_no_block_holds_take_the_platforms_transforms() -> None:
-    case = Case(1, 1, (48, 64, 4), (1, 1, 1), 1, 0, 1, 1, "padded")
-    assert not _spectral_blocks.reaches(Grid(case.layer, case.layer.size, None), torch.float32)
+    for sizes in ((48, 64, 4), (2, 3, 260)):
+        case = Case(1, 1, sizes, (1, 1, 1), 1, 0, 1, 1, "padded")
+        grid = Grid(case.layer, case.layer.size, None)
+        assert reaches(grid)
+        assert not _spectral_blocks.reaches(grid, torch.float32)
     x, g = case.operands(1, torch.float32)
     with pytest.raises(AssertionError, match="platform"):
         spectral.conv_norm(x, g, size=case.size, **case.sizes, backend="cuda")

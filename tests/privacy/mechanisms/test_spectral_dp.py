@@ -13,9 +13,10 @@ import torch
 from dpkern.base.errors import InvalidInput
 from dpkern.ops.spectral import Band, literal, smoothing
 from dpkern.ops.spectral._basis import covariance
+from dpkern.ops.spectral._sizes import axes
 from dpkern.privacy.accounting.events import non_private
 from dpkern.privacy.mechanisms import PartialNoiseMap, Site, SpectralDP, WhitenedCrop
-from dpkern.privacy.mechanisms._spectral_options import grid, taps
+from dpkern.privacy.mechanisms._spectral_options import taps
 from dpkern.step.step import DPStep
 from tests.privacy.mechanisms.spectral_sites import NETWORK, circulant, conv, shapes
 
@@ -131,7 +132,7 @@ def test_law_of_the_release(index: int, noise: Any, mask: str) -> None:
     ).reshape(rank, pairs, -1)
     assert (factor == factor[:, :1]).all()  # every pair has the same law
     factor = factor[:, 0] * block.noise_scale / (1.1 * 0.7)
-    size = (site.block,) if site.kind == "circulant" else grid(site.padded)
+    size = (site.block,) if site.kind == "circulant" else axes(site.padded)
     kernel, dilation = taps(site)
     a, b = mechanism.parts
     expected = covariance(Band(size, mask, 0.5), kernel, dilation, a, b, "mask")
