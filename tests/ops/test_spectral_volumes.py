@@ -9,7 +9,14 @@ import torch
 
 from dpkern.ops import spectral, testing
 from dpkern.ops.backends import _spectral
-from dpkern.ops.spectral._plan import plan_of, reaches, takes, transform_products
+from dpkern.ops.spectral._plan import (
+    plan_of,
+    reaches,
+    sides_of,
+    tables_of,
+    takes,
+    transform_products,
+)
 from dpkern.ops.spectral._spectra import Grid
 from tests.ops import test_spectral_bound as small
 from tests.ops.spectral_cases import VOLUMES, Case
@@ -107,3 +114,15 @@ def test_products_are_those_of_every_axis() -> None:
     plane = Grid(flat.layer, flat.layer.size, None)
     assert transform_products(volume) > transform_products(plane)
     assert plan_of(volume).tables.lines.shape == (18,)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["cpu", "devices"])
+def test_errors_are_those_of_every_axis(shared: bool) -> None:
+    """The bound has so much to spare that norms alone would not miss one."""
+    for case in GRIDS:
+        grid = Grid(case.layer, case.layer.size, None)
+        errors = tables_of(grid, shared).errors.view(2, 2)
+        for dtype, found in zip((torch.float32, torch.float64), errors.tolist(), strict=True):
+            for side, error in zip(sides_of(grid, shared), found, strict=True):
+                assert len(side.lines) == 3
+                assert error >= sum(line.error(dtype) for line in side.lines)
