@@ -191,12 +191,19 @@ class LongLine:
             # Folding, and the meeting of both parts, in either level; a frequency that stands for
             # its conjugate counts twice in the second.
             first, second = (line.error(dtype, PART) for line in self.levels)
-            sums, twice = (1 + unit) ** 4, both
+            folded, twice = [unit] * 4, both
         else:
             first, second = (line.error(dtype, PART, 2 * line.count) for line in self.levels)
-            sums, twice = 1.0, 1.0
-        factors = sums * (1 + both * first) * (1 + turn) * (1 + both * twice * second)
-        return (factors - 1) * (1 + 1e-9)
+            folded, twice = [], 1.0
+        return chained(*folded, both * first, turn, both * twice * second) * (1 + 1e-9)
+
+
+def chained(*errors: float) -> float:
+    """Return the error of maps behind one another, ``(1 + e_1)(1 + e_2) .. - 1``.
+
+    Errors of float64 are some of its roundings, which ``1 + e`` would round away.
+    """
+    return math.expm1(sum(map(math.log1p, errors)))
 
 
 @lru_cache(maxsize=1024)
@@ -235,6 +242,7 @@ __all__ = [
     "FrequencyLine",
     "Integers",
     "LongLine",
+    "chained",
     "circle",
     "long_line",
     "whole_line",

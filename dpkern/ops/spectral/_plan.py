@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ._band import Array, Band, half_weights
-from ._lines import LONGEST, FrequencyLine, Integers, LongLine, circle, long_line, whole_line
+from ._lines import (
+    LONGEST,
+    FrequencyLine,
+    Integers,
+    LongLine,
+    chained,
+    circle,
+    long_line,
+    whole_line,
+)
 from ._sizes import Axes
 from ._spectra import Grid, half, half_gains
 
@@ -240,8 +249,8 @@ def _numbers(line: FrequencyLine | LongLine) -> tuple[int, int, int]:
 def _error_of(lines: Sequence[FrequencyLine | LongLine], dtype: torch.dtype) -> float:
     """Return eta of all axes: ``1 + u`` for folding, and the sums, of each."""
     unit = torch.finfo(dtype).eps / 2
-    factors = math.prod((1 + unit) * (1 + line.error(dtype)) for line in lines)
-    return float((factors - 1) * (1 + 2.0**-30))
+    errors = [error for line in lines for error in (unit, line.error(dtype))]
+    return chained(*errors) * (1 + 2.0**-30)
 
 
 def sums_error(

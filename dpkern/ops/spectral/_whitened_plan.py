@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ._band import Array, Band
+from ._lines import chained
 from ._plan import plan_of, reaches
 from ._sizes import Axes, axes
 from ._spectra import Grid, half_gains, parseval, transform_error
@@ -178,7 +179,7 @@ def whitened_plan(
     product += 2.0**-44 * _norm(matrix.array) * largest + cosine * stretch
     stored = _STORED * torch.finfo(dtype).eps / 2
     x_error, g_error = (
-        (1 + error) * (1 + stored) - 1 for error in transforms or _transform_errors(grid, dtype)
+        chained(error, stored) for error in transforms or _transform_errors(grid, dtype)
     )
     return WhitenedPlan(
         even=torch.from_numpy(np.ascontiguousarray(even)),

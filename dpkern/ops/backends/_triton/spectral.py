@@ -28,7 +28,7 @@ from ...ghost._bounds import of_sums
 from ...ghost._conv_geometry import Size
 from ...spectral import bins
 from ...spectral._band import Band, half_weights
-from ...spectral._lines import FrequencyLine, circle
+from ...spectral._lines import FrequencyLine, chained, circle
 from ...spectral._plan import places
 from ...spectral._sizes import Axes, ConvolutionGrid, axes, planes
 from ...spectral._spectra import Grid, of_one_sample, on, product_squares
@@ -194,14 +194,14 @@ def _error(rows: FrequencyLine, columns: FrequencyLine, dtype: torch.dtype) -> f
     halves = waves * np.sqrt(half_weights(columns.n) / columns.n)[:, None]
     first = np.concatenate([halves[0], halves[1]])
     second = np.abs(_waves(rows, rows.n)).sum(0) / math.sqrt(rows.n)
-    eta = 1.0
+    errors = []
     for parts, line, depth, additions in ((first, columns, DEPTH, 1), (second, rows, ROWS, 2)):
         chain = min(depth, line.count) * (3 if wide else 1)
         roundings = chain + additions * -(-line.count // depth) + (8 if wide else 3)
         unit = 2.0**-53 if wide else 2.0**-24
         gamma = roundings * unit / (1 - roundings * unit)
-        eta *= 1 + gamma * math.sqrt(parts.sum(0).max() * parts.sum(1).max())
-    return float((eta - 1) * (1 + 2.0**-20)) + 2.0**-100
+        errors.append(gamma * math.sqrt(parts.sum(0).max() * parts.sum(1).max()))
+    return chained(*errors) * (1 + 2.0**-20) + 2.0**-100
 
 
 Bins = tuple[torch.Tensor, torch.Tensor]
