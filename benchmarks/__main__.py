@@ -106,19 +106,18 @@ def step(
     variants = [*BASELINES, *known(variant or [], private, "variant")]
     left = absent(variants)
     variants = [name for name in variants if name not in left]
-    speeds: list[dict[str, Any]] = []
-    memories: list[dict[str, Any]] = []
+    machine = this_machine() | {"opacus": opacus_version(), "absent": left}
+    content: dict[str, Any] = {"machine": machine, "speed": [], "memory": []}
     for rows in step_report.speed(tasks, variants, threads or [1, 2], rounds):
         print("\n".join(step_report.speed_table(rows)), flush=True)
-        speeds += rows
+        content["speed"] += rows
+        keep(path, content)
     for rows in step_report.memory(tasks, variants) if memory else ():
         print("\n".join(step_report.memory_table(rows)), flush=True)
-        memories += rows
-    machine = this_machine() | {"opacus": opacus_version(), "absent": left}
-    content = {"machine": machine, "speed": speeds, "memory": memories}
-    table = step_report.markdown(machine, speeds, memories)
+        content["memory"] += rows
+        keep(path, content)
     whole = not (models or variant or threads) and memory
-    write(path or default("step", whole), content, table)
+    write(path or default("step", whole), content, step_report.markdown(**content))
     if path is None and whole:
         readme_table.update()
 
@@ -346,9 +345,15 @@ def write(path: Path | None, content: dict[str, Any], table: str) -> None:
     if path is None:
         print("A part of the table: not written. --json FILE keeps it.")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    keep(path, content)
     path.with_suffix(".md").write_text(table)
+
+
+def keep(path: Path | None, content: dict[str, Any]) -> None:
+    """Write what was measured so far: a run that is stopped loses nothing. None keeps nothing."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

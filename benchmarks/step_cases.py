@@ -296,7 +296,8 @@ VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch.func": partial(peer, name="torch.func"),
     "Opake": partial(peer, name="Opake"),
 }
-BASELINES = ("torch foreach", "torch fused", "torch compiled")
+EAGER, COMPILED = ("torch foreach", "torch fused"), "torch compiled"
+BASELINES = (*EAGER, COMPILED)
 
 
 @contextmanager

@@ -273,6 +273,7 @@ TASKS: dict[str, Task] = {
                 name="wide",
                 title="MLP 4096-4096-4096-10, B 128",
                 batch=128,
+                refused_by=("Opacus hooks", "torch.func"),  # 17 GB of per-sample gradients
                 build=lambda: _mlp(4096, 4096),
                 draw=_vectors(4096),
             ),

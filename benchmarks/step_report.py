@@ -93,9 +93,10 @@ def _groups(rows: Rows, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[str,
 
 
 def speed_table(rows: Rows) -> list[str]:
-    """Return the step time of each private variant over the better non-private one.
+    """Return the step time of each private variant over the non-private step.
 
-    Where the machine was not quiet the guard's flags stand in the place of a ratio.
+    The row names the non-private variant; a cell whose ratio is to another one names that. Where
+    the machine was not quiet the guard's flags stand in the place of a ratio.
     """
     names = _private(rows)
     lines = []
@@ -103,16 +104,24 @@ def speed_table(rows: Rows) -> list[str]:
         baseline = group[next(iter(group.values()))["baseline"]]
         figure = TASKS[task].fastdp if threads == 2 else None
         lines.append(
-            [TASKS[task].title, str(threads), heap, _cell(baseline["ms"])]
-            + [_ratio(group[name]) if name in group else "-" for name in names]
+            [TASKS[task].title, str(threads), heap, _named(baseline)]
+            + [_ratio(group, name, baseline["variant"]) for name in names]
             + [_cell(figure)]
         )
     columns = ["model", "threads", "heap", "non-private ms", *names, "FastDP (quoted)"]
     return _table(columns, lines)
 
 
-def _ratio(row: dict[str, Any]) -> str:
-    return disturbed(row) or _cell(row["ratio"])
+def _named(row: dict[str, Any]) -> str:
+    return f"{_cell(row['ms'])} {row['variant'].removeprefix('torch ')}"
+
+
+def _ratio(group: dict[str, dict[str, Any]], name: str, baseline: str) -> str:
+    if name not in group:
+        return "-"
+    row = group[name]
+    over = "" if row["baseline"] == baseline else f" ({_named(group[row['baseline']])})"
+    return disturbed(row) or _cell(row["ratio"]) + over
 
 
 def disturbed(row: dict[str, Any]) -> str:
@@ -151,7 +160,7 @@ def _growth(row: dict[str, Any]) -> str:
     return f"{_cell(row['growth'] / 1e6)} ({_cell(row['ratio'])})"
 
 
-def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
+def markdown(machine: dict[str, Any], speed: Rows, memory: Rows) -> str:
     """Return what is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, Opacus {machine['opacus']}, "
@@ -163,21 +172,23 @@ def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
         "",
         "## Time of a step over the non-private step",
         "",
-        "Median of the ratios within a round, variants in turns in one process; non-private is the "
-        "better of torch's foreach and fused SGD. `retained`: the allocator keeps freed pages. "
+        "Median of the ratios within a round, variants in turns in one process, over the "
+        "non-private step that is named: torch's foreach or fused SGD, whichever is faster, or the "
+        "compiled step, in brackets where a column has its own. "
+        "`retained`: the allocator keeps freed pages. "
         f"Quoted: {FASTDP_SOURCE}.",
         "",
-        *speed_table(speeds),
+        *speed_table(speed),
     ]
-    phases = phase_table(speeds)
+    phases = phase_table(speed)
     if phases:
         lines += ["## Phases of a step, ms: non-private / dpkern", "", *phases]
-    if memories:
+    if memory:
         lines += [
             "## Peak memory that training adds",
             "",
             "Over what stood before training: imports, model, optimizer, first batch.",
             "",
-            *memory_table(memories),
+            *memory_table(memory),
         ]
     return "\n".join(lines)

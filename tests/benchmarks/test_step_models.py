@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from benchmarks.step_cases import NOISE, VARIANTS, finish_timer, private
 from benchmarks.step_models import TASKS
 from benchmarks.step_report import memory_table, speed_table
+from benchmarks.step_speed import rounds_of, summary
+from dpkern.bench import guard
 from dpkern.engine.parameter import source_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,3 +61,39 @@ def test_tables_have_a_dash_where_a_variant_does_not_take_a_model() -> None:
     for table in (speed_table(rows), memory_table(rows)):
         cells = {line.split(" | ")[0][2:]: line.count(" - ") for line in table if "|" in line}
         assert cells[tied.title] == cells[TASKS["tiny"].title] + 1
+
+
+def test_compiled_steps_stand_over_torchs_compiled_one_and_the_table_names_it() -> None:
+    ms = {
+        "torch foreach": 3.0,
+        "torch fused": 2.0,
+        "torch compiled": 1.0,
+        "dpkern": 3.0,
+        "dpkern compiled": 4.0,
+    }
+    rows = summary({name: [(1e-3 * t, 0.0, 0.0, 0.0)] * 3 for name, t in ms.items()})
+    found = {row["variant"]: (row["baseline"], round(row["ratio"], 6)) for row in rows}
+    assert found["dpkern"] == ("torch fused", 1.5)
+    assert found["dpkern compiled"] == ("torch compiled", 4.0)
+    placed = [{**row, "task": "tiny", "threads": 1, "heap": "default"} for row in rows]
+    line = speed_table(placed)[2]
+    assert "2.00 fused" in line
+    assert "4.00 (1.00 compiled)" in line
+
+
+@pytest.mark.parametrize(("quiet", "left_out"), [([False, True, False, True, True], 2), ([], 4)])
+def test_disturbed_rounds_are_taken_again_as_often_as_there_are_rounds(
+    monkeypatch: pytest.MonkeyPatch, quiet: list[bool], left_out: int
+) -> None:
+    coming = iter(quiet)
+    usual = guard.verdict
+
+    def verdict(*args: Any, **options: Any) -> Any:
+        flags = () if next(coming, False) else ("steal",)
+        return replace(usual(*args, **options), flags=flags)
+
+    monkeypatch.setattr(guard, "verdict", verdict)
+    runner = private(TASKS["tiny"], lr=1e-3).begin(NOISE)
+    taken, found = rounds_of({"dpkern": runner}, {"dpkern": 1}, rounds=3, threads=1)
+    assert found == {"flags": [] if quiet else ["steal"], "left out": left_out}
+    assert len(taken["dpkern"]) == (3 if quiet else left_out)
