@@ -216,11 +216,11 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "ghost.tied_integer_sum": lambda: whole(
             *(9, 21),
             run=lambda f, o: ghost.tied_integer_sum(
-                t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), f, o, **on
+                t.ids(9, BATCH, 7), rows(21), rows(9), rows(21), f, o, **on
             ),
         ),
         "ghost.tied_sum_error": lambda: ghost.tied_sum_error(
-            t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), **on
+            t.ids(9, BATCH, 7), rows(21), rows(9), rows(21), **on
         ),
         "ghost.tied_cross": lambda: ghost.tied_cross(
             t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), **on

@@ -11,6 +11,7 @@ from typing import Any
 
 from .signature import (
     GROUPS,
+    LEADING,
     NUMBERS,
     STRUCTS,
     ChoiceParameter,
@@ -41,8 +42,17 @@ def read(
     trees = {key: ast.parse(text, mode="eval").body for key, text in annotations.items()}
     result = trees.pop("return")
     parameters = tuple(_parameter(key, tree, choices) for key, tree in trees.items())
+    _check_order(name, parameters)
     number = NUMBERS.get(ast.unparse(result))
     return Signature(name, parameters, _results(result), number, plan, _made_into(result))
+
+
+def _check_order(name: str, parameters: Sequence[Parameter]) -> None:
+    """Refuse a dtype that would be checked before the tensor that decides it."""
+    groups = [each.group for each in parameters if isinstance(each, TensorParameter)]
+    leading = [place for place, group in enumerate(groups) if group in LEADING]
+    if leading and "Sum" in groups[: leading[0]]:
+        raise TypeError(f"{name}: a Sum stands in front of the tensor that decides its dtype")
 
 
 def _parameter(

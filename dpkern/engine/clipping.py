@@ -156,6 +156,7 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
         batch=batch,
         scale=capture.loss_factor(),
         store=capture.sum_store,
+        left_out=capture.filling,
     )
     if capture.tested is not None:
         capture.tested.close()

@@ -49,7 +49,7 @@ def _why_float(options: MakePrivateOptions, capture: Capture) -> str:
             options.clipping == "automatic",
             "automatic clipping would write integers of every sample out",
         ),
-        (bool(devices), f"integers on {', '.join(sorted(devices))} would be written out"),
+        (bool(devices), f"integers on {', '.join(sorted(devices))} were not timed beside floats"),
         (bool(wide), f"integers of {', '.join(map(str, wide))} gradients would be written out"),
         (circulant, "integers of circulant layers would be written out"),
         (not available, f"the compiled kernels are not used: {missing}"),

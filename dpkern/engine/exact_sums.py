@@ -12,8 +12,8 @@ sums are the same for every order, every number of threads and every division in
 Of a parameter whose noise stands on whitened coordinates, the integers are those of each sample's
 coordinates, which are written out in float32 (``NormedGradients.rows``).
 
-Other plans (maps of other kinds, L1 norms, automatic clipping, float64, devices) are clipped by
-``ops.clip.clip_sum``, which looks at each sample's integers.
+Other plans (maps of other kinds, L1 norms, automatic clipping, float64, devices without Triton) are
+clipped by ``ops.clip.clip_sum``, which looks at each sample's integers.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from .per_sample_gradients import (
     ExplicitGradients,
     LinearGradients,
     PerSampleGradients,
+    operands,
     to_sum_dtype,
     to_sum_dtype_dense,
 )
@@ -64,11 +65,17 @@ def sums_in_place(plan: Plan, slots: Sequence[ParameterSource]) -> bool:
         and plan.clipping != "automatic"
         and not plan.needs_raw
         and all(map(_has_integers_here, plan.blocks))
-        and all(
-            slot.parameter.is_cpu and clip.sum_dtype(slot.parameter.dtype) is torch.float32
-            for slot in slots
-        )
+        and all(clip.sum_dtype(slot.parameter.dtype) is torch.float32 for slot in slots)
+        and _have_kernels(slots)
     )
+
+
+def _have_kernels(slots: Sequence[ParameterSource]) -> bool:
+    """Whether parameters lie on a CPU, or on one device whose backend adds up integers."""
+    if all(slot.parameter.is_cpu for slot in slots):
+        return True
+    one_device = len({slot.parameter.device for slot in slots}) == 1
+    return one_device and wanted_backend() in (None, "triton") and availability("triton")[0]
 
 
 def _has_integers_here(block: Block) -> bool:
@@ -128,6 +135,7 @@ def integer_sums(
     batch: int,
     scale: float,
     store: SumStore,
+    left_out: Tensor | None = None,
 ) -> clip.ClipResult:
     """Return the clipped sums of the current samples, in units of the plan's lattice.
 
@@ -138,13 +146,18 @@ def integer_sums(
         batch: number of samples.
         scale: factor from captured gradients to those of each sample's own loss.
         store: memory for the sums.
+        left_out: marks rows that are no samples, whose factors and norms become 0.
 
     Returns:
         Sums in the parameters' shapes, or of their release coordinates: int32, or int64 where int32
         might overflow.
     """
+    device = slots[0].parameter.device
     groups = [_IntegerGroup(plan, indices, parts) for indices in plan.groups]
-    norms, factors = zip(*(group.factors(batch, scale) for group in groups), strict=True)
+    found = [group.factors(batch, scale, device) for group in groups]
+    if left_out is not None:
+        found = [tuple(each.masked_fill(left_out, 0.0) for each in pair) for pair in found]
+    norms, factors = zip(*found, strict=True)
     total = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(0).sqrt()
     finite = torch.isfinite(total)
     if len(groups) > 1:  # a sample that is dropped from one group is dropped from all
@@ -153,7 +166,7 @@ def integer_sums(
         slot.shape if block.release is None else block.signal_shape
         for slot, block in zip(slots, plan.blocks, strict=True)
     ]
-    sums = store.zeros(shapes, torch.int32, torch.device("cpu"))
+    sums = store.zeros(shapes, torch.int32, device)
     most = most_samples(plan)
     if batch <= most:
         for group, each in zip(groups, factors, strict=True):
@@ -181,7 +194,7 @@ def _wide_sums(
     sums = [torch.zeros_like(part, dtype=torch.int64) for part in narrow]
     batch = len(factors[0])
     for first in range(0, batch, most):
-        chosen = torch.zeros(batch, dtype=torch.bool)
+        chosen = torch.zeros(batch, dtype=torch.bool, device=narrow[0].device)
         chosen[first : first + most] = True
         for part in narrow:
             part.zero_()
@@ -201,11 +214,11 @@ class _IntegerGroup:
         """Parameters and gradients, and the gradients as rows where they are written out."""
         self.aim = Aim.of(plan.blocks[indices[0]])
 
-    def factors(self, batch: int, scale: float) -> tuple[Tensor, Tensor]:
+    def factors(self, batch: int, scale: float, device: torch.device) -> tuple[Tensor, ...]:
         """Return each sample's norm in the group, and its factor from gradient to clipped units."""
         squares = list(self._squares())
         if not squares:
-            squares = [torch.zeros(batch, dtype=torch.float64)]
+            squares = [torch.zeros(batch, dtype=torch.float64, device=device)]
         # In units u the bound is M: the factor is min(1 / u, M (1 - 2^-21) / n).
         factors, norms = ghost.clip_factors(
             squares, self.aim.bound, dtype=torch.float32, scale=scale / self.aim.unit
@@ -261,8 +274,7 @@ def _with_rows(
 def add_factored(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
     """Add products of integer vectors near ``factors_b grad_b``, of gradients of one position."""
     assert isinstance(record, LinearGradients)
-    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
-    ghost.linear_integer_sum(a, g, factors, out, rounding="factors")
+    ghost.linear_integer_sum(*operands(record.a, record.g), factors, out, rounding="factors")
 
 
 def _has_one_position(record: PerSampleGradients) -> bool:
@@ -306,9 +318,9 @@ def rounding_error(record: PerSampleGradients) -> Tensor | None:
 def _(record: LinearGradients) -> Tensor | None:
     if record.a.shape[1] == 1:
         return None
-    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
+    a, g = operands(record.a, record.g)
     error = ghost.linear_sum_error(a, g)
-    if wanted_backend() in (None, "cpu") or not availability("cpu")[0]:
+    if wanted_backend() in (None, "cpu") or not availability("cpu")[0] or not a.is_cpu:
         return error
     # Tiles of bfloat16 numbers round more, and a step outside this backend's block may take them.
     return torch.maximum(error, ghost.linear_sum_error(a, g, backend="cpu"))
@@ -316,7 +328,7 @@ def _(record: LinearGradients) -> Tensor | None:
 
 @rounding_error.register
 def _(record: ConvolutionGradients) -> Tensor:
-    return ghost.conv_sum_error(to_sum_dtype(record.x), to_sum_dtype(record.g), **record.options)
+    return ghost.conv_sum_error(*operands(record.x, record.g), **record.options)
 
 
 @rounding_error.register
@@ -326,9 +338,9 @@ def _(record: EmbeddingGradients) -> None:
 
 @rounding_error.register
 def _(record: TiedGradients) -> Tensor:
-    table, a, g = record.table, to_sum_dtype(record.head.a), to_sum_dtype(record.head.g)
+    table, (a, g) = record.table, operands(record.head.a, record.head.g)
     padding = table.padding_idx
-    return ghost.tied_sum_error(table.ids, to_sum_dtype(table.g), a, g, padding_idx=padding)
+    return ghost.tied_sum_error(table.ids, a, g, to_sum_dtype(table.g), padding_idx=padding)
 
 
 @singledispatch
@@ -349,7 +361,7 @@ def _(record: NormedGradients, factors: Tensor, out: Tensor) -> None:
 
 @add_integers.register
 def _(record: LinearGradients, factors: Tensor, out: Tensor) -> None:
-    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
+    a, g = operands(record.a, record.g)
     rounding: Literal["operands", "truncate"] = (
         "operands" if record.integer_operands else "truncate"
     )
@@ -358,9 +370,7 @@ def _(record: LinearGradients, factors: Tensor, out: Tensor) -> None:
 
 @add_integers.register
 def _(record: ConvolutionGradients, factors: Tensor, out: Tensor) -> None:
-    ghost.conv_integer_sum(
-        to_sum_dtype(record.x), to_sum_dtype(record.g), factors, out, **record.options
-    )
+    ghost.conv_integer_sum(*operands(record.x, record.g), factors, out, **record.options)
 
 
 @add_integers.register
@@ -373,10 +383,10 @@ def _(record: EmbeddingGradients, factors: Tensor, out: Tensor) -> None:
 
 @add_integers.register
 def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
-    table, a, g = record.table, to_sum_dtype(record.head.a), to_sum_dtype(record.head.g)
+    table, (a, g) = record.table, operands(record.head.a, record.head.g)
     padding = table.padding_idx
     ghost.tied_integer_sum(
-        table.ids, to_sum_dtype(table.g), a, g, factors, out, padding_idx=padding
+        table.ids, a, g, to_sum_dtype(table.g), factors, out, padding_idx=padding
     )
 
 

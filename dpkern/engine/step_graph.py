@@ -33,6 +33,7 @@ from ..privacy.mechanisms import Plan
 from ..step import sums as summing
 from ..step.graphs import Recording
 from .clipping import clipped_sums
+from .exact_sums import sums_in_place
 from .parameter import without_torch_function
 from .program.unchanged import Unchanged
 from .provenance import YieldedBatch, track, untracked
@@ -458,7 +459,8 @@ def _check_recordable(graph: StepGraph) -> None:
         "autocast around the step; enter it in the loss": torch.is_autocast_enabled(kind),
         "gradients that are needed unclipped": plan.needs_raw,
         "exact clipping by groups, for which the host waits": plan.arithmetic == "exact"
-        and plan.clipping == "group",
+        and plan.clipping == "group"
+        and not sums_in_place(plan, capture.slots),
         "several processes": adapter.processes is not None or adapter.sharded is not None,
         "batches that are padded": capture.row_padding is not None,
         "a module inside torch.compile": capture.graphs.recording,

@@ -333,9 +333,14 @@ def embedding_integer_sum(draw: Draw) -> Call:
 
 
 def tied_integer_sum(draw: Draw) -> Call:
+    (ids, *operands), arguments = tied_sum_error(draw)
+    out = draw.tensor(operands[1].shape[2], operands[0].shape[2]).int()
+    return (ids, *operands, draw.factors(len(ids)), out), arguments
+
+
+def tied_sum_error(draw: Draw) -> Call:
     (ids, e, a, g), arguments = tied_cross(draw)
-    out = draw.tensor(g.shape[2], a.shape[2]).int()
-    return (ids, e, a, g, draw.factors(len(ids)), out), arguments
+    return (ids, a, g, e), arguments
 
 
 CASES: dict[str, Callable[[Draw], Call]] = {
@@ -372,7 +377,7 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.linear_integer_sum": linear_integer_sum,
     "ghost.linear_sum_error": linear_sum_error,
     "ghost.tied_integer_sum": tied_integer_sum,
-    "ghost.tied_sum_error": tied_cross,
+    "ghost.tied_sum_error": tied_sum_error,
     "spectral.whitened_bins": whitened_bins,
     "ghost.rounded_gradient": linear_gradient,
     "ghost.rounded_sum": rounded_sum,

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 from dpkern import InvalidInput, PrivacyError, mechanisms
-from dpkern.engine import step_graph
+from dpkern.engine import exact_sums, step_graph
 from dpkern.graphs import StepGraph
 from tests.engine.device_path import device_path, needs_emulation
 from tests.engine.recorded_work import recorded
@@ -160,15 +160,16 @@ def test_replayed_steps_are_the_steps_without_a_graph(arithmetic: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arithmetic", ["float", "exact"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_replayed(name: str) -> None:
+def test_every_model_is_replayed(name: str, arithmetic: str) -> None:
     build, draw = MODELS[name]
     data = (torch.cat([draw(), draw().flip(0)]),)
 
     def loss(module: nn.Module, x: Tensor) -> Tensor:
         return loss_of_model(module(x), x)
 
-    plain, graphed = Run(None, build, data), Run(loss, build, data)
+    plain, graphed = (Run(each, build, data, arithmetic=arithmetic) for each in (None, loss))
     assert plain.steps(FIRST + 3, loss) == graphed.steps(FIRST + 3)
     equal(graphed, plain)
     assert graphed.graph is not None
@@ -350,26 +351,36 @@ def test_losses_of_classes_wait_for_nothing() -> None:
     assert graph.replays == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (
-            {
-                "mechanism": mechanisms.DPSGD(
-                    noise_multiplier=1.0,
-                    max_grad_norm=[1.0, 1.0],
-                    clipping="group",
-                    groups=(0, 0, 0, 1, 1, 1),
-                ),
-                **dict.fromkeys(("arithmetic", "noise_multiplier", "max_grad_norm")),
-            },
-            "exact clipping by groups",
-        ),
-    ],
-)
-def test_steps_that_no_graph_holds_are_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidInput, match=reason):
-        Run(**options)
+def by_groups() -> dict[str, Any]:
+    """Options of exact clipping by two groups."""
+    mechanism = mechanisms.DPSGD(
+        noise_multiplier=1.0,
+        max_grad_norm=[1.0, 1.0],
+        clipping="group",
+        groups=(0, 0, 0, 1, 1, 1),
+    )
+    others = dict.fromkeys(("arithmetic", "noise_multiplier", "max_grad_norm"))
+    return {"mechanism": mechanism, **others}
+
+
+def test_exact_clipping_by_groups_is_replayed() -> None:
+    plain, graphed = (Run(loss, **by_groups()) for loss in (None, loss_of))
+    losses = []
+    for run in (plain, graphed):
+        torch.manual_seed(1)  # of the dropout
+        losses.append(run.steps(FIRST + 2))
+    assert losses[0] == losses[1]
+    equal(graphed, plain)
+    assert graphed.graph is not None
+    assert graphed.graph.replays == 2
+
+
+def test_groups_of_gradients_that_are_written_out_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_sums, "availability", lambda _: (False, "is not here"))
+    with pytest.raises(InvalidInput, match="exact clipping by groups"):
+        Run(**by_groups())
 
 
 class Scaled(nn.Module):

@@ -337,8 +337,8 @@ Size test_embedding(const cpu::EmbeddingShape& shape) {
     }
     Shifted<std::int32_t> tied(std::vector<std::int32_t>(sum.size(), 7), 1);
     cpu::tied_integer_sum<F>(
-        {places.data(), values.data(), inputs.data(), outputs.data(), wide_weights.data(),
-         tied.data(), padding, shape.batch, shape.positions, shape.columns, kPlaces, kRows},
+        {places.data(), inputs.data(), outputs.data(), values.data(), wide_weights.data(),
+         tied.data(), padding, shape.batch, shape.positions, kPlaces, shape.columns, kRows},
         threads);
     check_whole<F>(tied.values(), both, both_sizes, shape.batch, where + ": tied integers");
     append(tied.values(), everything);

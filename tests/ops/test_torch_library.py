@@ -119,12 +119,12 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "linear_integer_norm": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
     "linear_sum_error": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
     "tied_integer_sum": lambda: _call(
-        *(torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5)),
+        *(torch.ones(2, 3, dtype=torch.int64), r(2, 2, 4), r(2, 2, 5), r(2, 3, 4)),
         *(r(2) * 1e4, torch.ones(5, 4).int()),
         padding_idx=None,
     ),
     "tied_sum_error": lambda: _call(
-        torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5), padding_idx=0
+        torch.ones(2, 3, dtype=torch.int64), r(2, 2, 4), r(2, 2, 5), r(2, 3, 4), padding_idx=0
     ),
     "add_noise": lambda: _call(
         r(3, 2), stream=STREAM, scale=r(3, 2) + 0.5, rounding=ROUNDING, draws=_draws()

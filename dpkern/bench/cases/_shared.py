@@ -77,7 +77,7 @@ EMBEDDING = Facts(
 WHOLE = Facts(
     # Large enough that an integer more or less is a small part of it.
     entries={"factors": lambda call, shape: (call.uniform(shape) + 0.25) * 2**14},
-    bounds={F32: 2e-4, F64: 2e-4},
+    bounds=dict.fromkeys((F32, F64, torch.bfloat16, torch.float16), 2e-4),
 )
 
 

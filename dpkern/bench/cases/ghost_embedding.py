@@ -43,5 +43,7 @@ FACTS = {
         timed={name: _rows(sizes) for name, sizes in TIED.items()},
         usual={"padding_idx": None},
     ),
-    "ghost.tied_sum_error": replace(TABLE, rounded_alike=True, timed=TIED, from_above=ABOVE),
+    "ghost.tied_sum_error": replace(
+        TABLE, rounded_alike=True, timed=TIED, from_above=ABOVE, looser=34
+    ),
 }

@@ -214,9 +214,9 @@ def embedding_integer_sum(
 
 def tied_integer_sum(
     ids: torch.Tensor,
-    e: torch.Tensor,
     a: torch.Tensor,
     g: torch.Tensor,
+    e: torch.Tensor,
     factors: torch.Tensor,
     out: torch.Tensor,
     *,
@@ -248,9 +248,9 @@ def tied_integer_sum(
 
 def tied_sum_error(
     ids: torch.Tensor,
-    e: torch.Tensor,
     a: torch.Tensor,
     g: torch.Tensor,
+    e: torch.Tensor,
     *,
     padding_idx: int | None = None,
     found: IdStatistics | None = None,

@@ -20,6 +20,7 @@ MODULES = (
     "affine",
     "embedding",
     "tied",
+    "integers",
     "linear",
     "conv",
     "symbols",

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.signature import Double, Float, Int32, Operand, Sum, written
+from ...base.signature import Double, Int32, Operand, Sum, written
 from ._bounds import integers, of_sums, sum_error
 from ._conv_geometry import Geometry, Size, check_geometry
 
@@ -256,9 +256,9 @@ def conv_sum(
 @op(check=_check_sum, plan=Geometry)
 @torch.no_grad()
 def conv_integer_sum(
-    x: Float[Tensor, "B ci *S"],
-    g: Float[Tensor, "B co *O"],
-    factors: Float[Tensor, "B"],
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
+    factors: Sum[Tensor, "B"],
     out: Int32[Tensor, "co c *K", written],
     *,
     kernel_size: Size,
@@ -274,16 +274,17 @@ def conv_integer_sum(
     (``docs/exact.md``).
 
     Args:
-        x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``, float32 or float64.
-        factors: ``[B]``, dtype of x. Factor 0 contributes nothing, whatever the sample holds.
+        x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``.
+        factors: ``[B]``, dtype of x (16-bit: float32). Factor 0 contributes nothing, whatever the
+            sample holds.
         out: int32 ``[co, ci / groups, *kernel]``, contiguous, added to. Entries of a term, and
             their sum, must stay below 2^31.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or size.
     """
-    used = factors != 0
-    x, g, factors = x[used], g[used], factors[used]
+    used, kind = factors != 0, of_sums(x.dtype)
+    x, g, factors = x[used].to(kind), g[used].to(kind), factors[used]
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
     for part in _chunks(geometry) if len(x) else ():
         grads = _gradients(x[part].double(), g[part].double(), geometry).to(x.dtype)
@@ -294,8 +295,8 @@ def conv_integer_sum(
 @op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_sum_error(
-    x: Float[Tensor, "B ci *S"],
-    g: Float[Tensor, "B co *O"],
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
     *,
     kernel_size: Size,
     stride: Size = 1,
@@ -309,7 +310,7 @@ def conv_sum_error(
     roundings as positions and 4 more, where an input counts as often as the kernel touches it; and
     what underflow can hide.
 
-    Args: as ``conv_norm``, float32 or float64.
+    Args: as ``conv_norm``.
 
     Returns:
         float64 ``[B]``; infinite for a sample with NaN or inf, or whose sums could overflow.
@@ -318,14 +319,20 @@ def conv_sum_error(
         InvalidInput: wrong type, shape, dtype, device, layout or size.
     """
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    entries = math.prod(geometry.weight_shape)
+    return sum_error(of_sums(x.dtype), geometry.positions, entries, window_products(x, g, geometry))
+
+
+def window_products(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """Return ``sqrt(sum_c touched |x|^2 sum_o |g|^2)`` of each sample, float64."""
+    groups = geometry.groups
     kernel = x.new_ones(groups, 1, *geometry.kernel, dtype=torch.float64)
     steps = geometry.stride, geometry.padding, geometry.dilation
     convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(geometry.input) - 1]
     inputs, gradients = (_by_group(t.double().square(), groups).sum(2) for t in (x, g))
     windows = convolve(inputs, kernel, None, *steps, groups)
     products = windows.flatten(2).sum(2) * gradients.flatten(2).sum(2)
-    entries = math.prod(geometry.weight_shape)
-    return sum_error(x.dtype, geometry.positions, entries, products.sum(1).sqrt())
+    return products.sum(1).sqrt()
 
 
 def _by_group(channels: Tensor, groups: int) -> Tensor:

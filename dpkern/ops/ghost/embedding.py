@@ -11,7 +11,7 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.signature import Double, Float, Index, Int32, Int64, written
+from ...base.signature import Double, Float, Index, Int32, Int64, Operand, Sum, written
 from ._bounds import gamma, integers, sum_error, upper_square
 
 
@@ -195,11 +195,17 @@ def tied_cross(
     return upper
 
 
+def _check_tied_error(
+    ids: Tensor, a: Tensor, g: Tensor, e: Tensor, padding_idx: int | None
+) -> None:
+    _check_range(ids, g.shape[2])
+
+
 def _check_tied(
     ids: Tensor,
-    e: Tensor,
     a: Tensor,
     g: Tensor,
+    e: Tensor,
     factors: Tensor,
     out: Tensor,
     padding_idx: int | None,
@@ -211,10 +217,10 @@ def _check_tied(
 @torch.no_grad()
 def tied_integer_sum(
     ids: Int64[Tensor, "B S"],
-    e: Float[Tensor, "B S d"],
-    a: Float[Tensor, "B T d"],
-    g: Float[Tensor, "B T p"],
-    factors: Float[Tensor, "B"],
+    a: Operand[Tensor, "B T d"],
+    g: Operand[Tensor, "B T p"],
+    e: Sum[Tensor, "B S d"],
+    factors: Sum[Tensor, "B"],
     out: Int32[Tensor, "p d", written],
     *,
     padding_idx: Index | None = None,
@@ -227,10 +233,10 @@ def tied_integer_sum(
 
     Args:
         ids: int64 ``[B, S]`` of the embedding, from 0 to p - 1.
-        e: output gradients of the embedding ``[B, S, d]``, float32 or float64.
-        a: inputs of the projection ``[B, T, d]``, same dtype.
+        a: inputs of the projection ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients of the projection ``[B, T, p]``, same dtype.
-        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
+        e: output gradients of the embedding ``[B, S, d]``, same dtype (16-bit: float32).
+        factors: ``[B]``, dtype of ``e``. A sample of factor 0 contributes nothing, NaN or not.
         out: int32 ``[p, d]``, contiguous. Entries of a term, and their sum, must stay below 2^31.
         padding_idx: positions of the embedding with this id are ignored.
 
@@ -241,17 +247,17 @@ def tied_integer_sum(
         kept = slice(None) if padding_idx is None else ids[b] != padding_idx
         rows = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
         rows.index_add_(0, ids[b][kept], e[b][kept].double())
-        grad = (g[b].double().t() @ a[b].double()).to(g.dtype) + rows.to(g.dtype)
+        grad = (g[b].double().t() @ a[b].double()).to(e.dtype) + rows.to(e.dtype)
         out.add_(integers(factors[b] * grad))
 
 
-@op(check=_check_cross)
+@op(check=_check_tied_error)
 @torch.no_grad()
 def tied_sum_error(
     ids: Int64[Tensor, "B S"],
-    e: Float[Tensor, "B S D"],
-    a: Float[Tensor, "B T D"],
-    g: Float[Tensor, "B T V"],
+    a: Operand[Tensor, "B T D"],
+    g: Operand[Tensor, "B T V"],
+    e: Sum[Tensor, "B S D"],
     *,
     padding_idx: Index | None = None,
 ) -> Double[Tensor, "errors: B"]:
@@ -259,7 +265,7 @@ def tied_sum_error(
 
     ``gamma (sum_t |a_t| |g_t| + sum_s |e_s|)`` with gamma and underflow as in ``linear_sum_error``.
 
-    Args: as ``tied_cross``.
+    Args: as ``tied_integer_sum``.
 
     Returns:
         float64 ``[B]``; infinite for a sample with NaN or inf, or whose sums could overflow.
@@ -271,7 +277,7 @@ def tied_sum_error(
     if padding_idx is not None:
         rows = rows.masked_fill(ids == padding_idx, 0)
     absolute = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1) + rows.sum(1)
-    return sum_error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
+    return sum_error(e.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
 
 
 __all__ = [

@@ -210,9 +210,9 @@ def _check_rounding(a: Tensor, g: Tensor, factors: Tensor, out: Tensor, rounding
 @op(check=_check_rounding)
 @torch.no_grad()
 def linear_integer_sum(
-    a: Float[Tensor, "B T d"],
-    g: Float[Tensor, "B T p"],
-    factors: Float[Tensor, "B"],
+    a: Operand[Tensor, "B T d"],
+    g: Operand[Tensor, "B T p"],
+    factors: Sum[Tensor, "B"],
     out: Int32[Tensor, "p d", written],
     *,
     rounding: LinearRounding = "truncate",
@@ -239,17 +239,19 @@ def linear_integer_sum(
     ``docs/exact.md`` says which factors keep the norm of a term below a bound.
 
     Args:
-        a: layer inputs ``[B, T, d]``, float32 or float64.
+        a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
-        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not; nor does
-            one of a single position for which ``factors[b] g[b]`` is not finite.
+        factors: ``[B]``, same dtype (16-bit: float32). A sample of factor 0 contributes nothing,
+            NaN or not; nor does one of a single position for which ``factors[b] g[b]`` is not
+            finite.
         out: int32 ``[p, d]``, contiguous. Entries of a term, and their sum, must stay below 2^31.
         rounding: see above.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout; factors with T != 1.
     """
-    used = factors != 0
+    used, kind = factors != 0, of_sums(a.dtype)
+    a, g = a.to(kind), g.to(kind)
     if rounding == "operands":
         alpha, gammas, units = rounded_operands(a[used], g[used])
         scales = (factors[used].double() * units).to(factors.dtype)
@@ -285,7 +287,9 @@ def _scaled(a: Tensor, g: Tensor, factors: Tensor) -> Tensor:
     return factors * torch.bmm(g.double().transpose(1, 2), a.double()).to(a.dtype)
 
 
-_MOST, _LONGEST, _SKEW = 2.0**22, 2.0**14, 2.0**-3
+MOST, LONGEST = 2.0**22, 2.0**14
+"""Norms of products of vectors of integers, and of one vector, are cut down to these."""
+_SKEW = 2.0**-3
 
 
 def _vectors(few: Tensor, many: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,7 +299,7 @@ def _vectors(few: Tensor, many: Tensor, factors: Tensor) -> tuple[Tensor, Tensor
     """
     factors = factors.double()
     few_square, many_square = few.double().square().sum(1), many.double().square().sum(1)
-    square = (factors.square() * few_square * many_square).clamp(max=_MOST**2)
+    square = (factors.square() * few_square * many_square).clamp(max=MOST**2)
     fits = (square > 0) & (few_square * many_square).isfinite()
     room = square.sqrt()
     skew = max(math.sqrt(math.sqrt(few.shape[1] / max(1, many.shape[1]))), _SKEW)
@@ -307,7 +311,7 @@ def _vectors(few: Tensor, many: Tensor, factors: Tensor) -> tuple[Tensor, Tensor
         return whole, whole.square().sum(1)
 
     first, first_square = rounded(few, room.sqrt() * skew, few_square)
-    left = (room / first_square.sqrt()).clamp(max=_LONGEST)
+    left = (room / first_square.sqrt()).clamp(max=LONGEST)
     last, waiting = torch.zeros_like(many, dtype=torch.float64), first_square > 0
     less = 0.5
     while bool(waiting.any()):
@@ -357,7 +361,7 @@ def linear_integer_norm(
 @op()
 @torch.no_grad()
 def linear_sum_error(
-    a: Float[Tensor, "B T d"], g: Float[Tensor, "B T p"]
+    a: Operand[Tensor, "B T d"], g: Operand[Tensor, "B T p"]
 ) -> Double[Tensor, "errors: B"]:
     """Bound ``|| what linear_integer_sum truncates / factor - grad_b ||_F`` for T > 1.
 
@@ -366,7 +370,7 @@ def linear_sum_error(
     own roundings: tiles of bfloat16 numbers lose up to 34 times as much (``docs/exact.md``).
 
     Args:
-        a: layer inputs ``[B, T, d]``, float32 or float64.
+        a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
 
     Returns:
@@ -376,7 +380,7 @@ def linear_sum_error(
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
     absolute = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1)
-    return sum_error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
+    return sum_error(of_sums(a.dtype), a.shape[1], a.shape[2] * g.shape[2], absolute)
 
 
 __all__ = [

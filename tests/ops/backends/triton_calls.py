@@ -40,6 +40,8 @@ LINEAR = {
     "one": (3, 1, 64, 10),
 }
 """Batch, positions, input and output features."""
+TIED = ("vocabulary", "odd")
+"""Those whose weight is an embedding table as well."""
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int, dict[str, int]]] = {
     "block": ((2, 64, 32, 32), 64, {"kernel_size": 3, "padding": 1}),
     "last": ((2, 512, 4, 4), 512, {"kernel_size": 3, "padding": 1}),
@@ -124,6 +126,14 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
     total = partial(ghost.rounded_sum, [rounded], factors, [out], **given)
     yield _name("rounded_sum", name, dtype), total
     yield _name("linear_sum", name, dtype), partial(ghost.linear_sum, a, g, factors, out, **given)
+    whole = partial(ghost.linear_integer_sum, a, g, factors, out.int(), **given)
+    for rounding in ("truncate", "factors")[: 2 if positions == 1 else 1]:
+        called = partial(whole, rounding=rounding)
+        yield _name("linear_integer_sum", f"{name}-{rounding}", dtype), called
+    if name in TIED:
+        ids, e = torch.zeros(batch, positions, dtype=torch.int64), a.to(factors.dtype)
+        tied = partial(ghost.tied_integer_sum, ids, a, g, e, factors, out.int(), **given)
+        yield _name("tied_integer_sum", name, dtype), tied
 
 
 def _convolution(name: str, dtype: torch.dtype) -> Calls:
@@ -140,6 +150,8 @@ def _convolution(name: str, dtype: torch.dtype) -> Calls:
     yield _name("conv_norm", name, dtype), partial(ghost.conv_norm, x, g, **given)
     yield _name("conv_gradient", name, dtype), partial(ghost.conv_gradient, x, g, **given)
     yield _name("conv_sum", name, dtype), partial(ghost.conv_sum, x, g, factors, out, **given)
+    whole = partial(ghost.conv_integer_sum, x, g, factors, out.int(), **given)
+    yield _name("conv_integer_sum", name, dtype), whole
     if name == "block" and dtype is torch.float32:
         yield _name("conv_gradient", "strict", dtype), partial(_strict, x, g, given)
 
@@ -217,6 +229,8 @@ def _layers(dtype: torch.dtype) -> Calls:
     yield _name("embedding_norm", "table", dtype), norm
     total = partial(ghost.embedding_sum, ids, g, zeros(3), table, **given)
     yield _name("embedding_sum", "table", dtype), total
+    whole = partial(ghost.embedding_integer_sum, ids, g, zeros(3), table.int(), **given)
+    yield _name("embedding_integer_sum", "table", dtype), whole
     cross = partial(ghost.tied_cross, ids, g, zeros(3, 50, 48), zeros(3, 50, 11), **given)
     yield _name("tied_cross", "table", dtype), cross
 
@@ -233,6 +247,8 @@ def _gradients(dtype: torch.dtype) -> Calls:
         _name("contract", "two", dtype),
         partial(ghost.contract, grads, factors, outs, **given),
     )
+    whole = partial(ghost.explicit_integer_sum, grads, factors, [out.int() for out in outs])
+    yield _name("explicit_integer_sum", "two", dtype), partial(whole, **given)
     squares = [torch.ones(3, dtype=torch.float64)]
     for automatic in (False, True):
         clipped = partial(ghost.clip_factors, squares, 1.0, dtype=dtype, automatic=automatic)

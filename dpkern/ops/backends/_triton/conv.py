@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
-from ...ghost.conv import Geometry, tf32_convolutions
-from . import direct, weighted
+from ...ghost.conv import Geometry, tf32_convolutions, window_products
+from . import direct, integers, weighted
 from .operands import Operands, too_large
 
 
@@ -61,22 +63,50 @@ def _gradient(
 def _sum(
     x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **arguments: Any
 ) -> None:
+    _added(weighted.weighted_sum, x, g, factors, out, **arguments)
+
+
+def _integer_sum(
+    x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **arguments: Any
+) -> None:
+    _added(integers.add_terms, x, g, factors, out, **arguments)
+
+
+def _added(
+    add: Callable[[Operands, torch.Tensor, torch.Tensor], None],
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    **arguments: Any,
+) -> None:
+    """Let ``add`` add a sum of gradients to ``out``, whose columns may lie in another order."""
     operands, geometry = _operands(x, g, **arguments)
     if not operands.empty and operands.last:
         rows, channels, *kernel = geometry.weight_shape
         total = torch.zeros(rows, *kernel, channels, dtype=out.dtype, device=out.device)
-        weighted.weighted_sum(operands, factors, total)
+        add(operands, factors, total)
         with torch.no_grad():
             out.add_(total.movedim(-1, 1))
         return
     if not operands.empty:
-        weighted.weighted_sum(operands, factors, out)
+        add(operands, factors, out)
     increment_version(out)
+
+
+@torch.no_grad()
+def _sum_error(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    _, geometry = _operands(x, g, **arguments)
+    entries = math.prod(geometry.weight_shape)
+    absolute = window_products(x, g, geometry)
+    return integers.error(x.dtype, geometry.positions, entries, absolute)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.conv_norm", _norm, _refuse_norm),
     ("ghost.conv_gradient", _gradient, _refuse),
     ("ghost.conv_sum", _sum, _refuse),
+    ("ghost.conv_integer_sum", _integer_sum, _refuse),
+    ("ghost.conv_sum_error", _sum_error, _refuse),
 )
 """``(op, run, refuse)``."""

@@ -1,7 +1,7 @@
 """Embedding tables: equal ids are brought together by a stable sort, then walked in order.
 
-Norms: a program walks the runs of equal ids that begin in its ``CHUNK`` sorted positions of a
-sample, to their ends. Sums: a program walks ``CHUNK`` sorted positions of the whole
+Norms and integer sums: a program walks the runs of equal ids that begin in its ``CHUNK`` sorted
+positions of a sample, to their ends. Sums: a program walks ``CHUNK`` sorted positions of the whole
 batch. Runs of equal ids inside a chunk are added to the table, pieces of runs that a chunk's edge
 cuts are put aside and added by a second kernel in order: no two programs write the same row.
 """
@@ -82,6 +82,65 @@ def _norm_kernel(
         going = (t < positions) & ((t < end) | same)
     tl.store(squares + program, tl.sum(square + sums * sums))
     tl.store(absolutes + program, tl.sum(absolute + sizes * sizes))
+
+
+@triton.jit(do_not_specialize=["positions", "columns", "blocks", "padding"])
+def _integer_kernel(
+    ids,
+    order,
+    g,
+    factors,
+    out,
+    positions: tl.int64,
+    columns: tl.int64,
+    blocks: tl.int64,
+    padding: tl.int64,
+    CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Add the integer parts of a sample's rows times its factor: sums of equal ids in float64.
+
+    A program takes one sample's chunk of positions and block of columns, ``ids`` sorted. A row that
+    stands alone is multiplied in its own dtype.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    chunk, block = program // blocks, program % blocks
+    chunks = tl.cdiv(positions, CHUNK)
+    sample = chunk // chunks
+    first = chunk % chunks * CHUNK
+    end = tl.minimum(first + CHUNK, positions)
+    ids += sample * positions
+    order += sample * positions
+    factor = tl.load(factors + sample)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    t = first
+    if first > 0:
+        before = tl.load(ids + first - 1)
+        # The run that began before this chunk is another program's.
+        known = tl.load(ids + first) == before
+        while known:
+            t += 1
+            known = (t < end) & (tl.load(ids + tl.minimum(t, end - 1)) == before)
+    # A sample of factor 0 is not read: 0 * inf would not vanish.
+    going = (t < end) & (factor != 0)
+    while going:
+        token = tl.load(ids + t)
+        inside = column < tl.where(token == padding, 0, columns)
+        sums = tl.zeros((COLUMNS,), tl.float64)
+        begin = t
+        same = True
+        while same:
+            row = sample * positions + tl.load(order + t)
+            x = tl.load(g + row * columns + column, mask=inside, other=0)
+            sums += x.to(tl.float64)
+            t += 1
+            # A run that begins here is walked to its end, in later chunks too.
+            same = (t < positions) & (tl.load(ids + tl.minimum(t, positions - 1)) == token)
+        single = factor * sums.to(factors.dtype.element_ty)
+        several = factor.to(tl.float64) * sums
+        term = tl.where(t == begin + 1, single.to(tl.float64), several).to(tl.int32)
+        tl.atomic_add(out + token * columns + column, term, mask=inside, sem="relaxed")
+        going = t < end
 
 
 @triton.jit(do_not_specialize=["count", "positions", "columns", "blocks", "padding"])
@@ -253,11 +312,42 @@ def _embedding_sum(
     torch.autograd.graph.increment_version(out)
 
 
+def _embedding_integer_sum(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+) -> None:
+    (batch, positions), columns = ids.shape, g.shape[2]
+    order = torch.sort(ids, dim=1, stable=True)
+    blocks = -(-columns // _COLUMNS)
+    launch(
+        _integer_kernel,
+        batch * -(-positions // _CHUNK) * blocks,
+        g,
+        order.values,
+        order.indices,
+        g,
+        factors,
+        out,
+        positions,
+        columns,
+        blocks,
+        _NO_PADDING if padding_idx is None else padding_idx,
+        CHUNK=_CHUNK,
+        COLUMNS=_COLUMNS,
+    )
+    torch.autograd.graph.increment_version(out)
+
+
 def _never(*_: Any, **__: Any) -> None:
     return None
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("ghost.embedding_integer_sum", _embedding_integer_sum, _never),
     ("ghost.embedding_norm", _embedding_norm, _never),
     ("ghost.embedding_sum", _embedding_sum, _never),
 )

@@ -101,6 +101,7 @@ def _contract(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("ghost.explicit_integer_sum", _contract, _never),
     ("ghost.explicit_norm", _explicit_norm, _never),
     ("ghost.clip_factors", _clip_factors, _never),
     ("ghost.contract", _contract, _never),

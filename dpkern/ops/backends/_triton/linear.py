@@ -9,7 +9,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...ghost._bounds import of_sums
-from . import direct, gram, gram_samples, rows, weighted
+from ...ghost.linear import LONGEST, MOST
+from . import direct, gram, gram_samples, integers, rows, vectors, weighted
 from .operands import Operands, too_large
 
 
@@ -90,11 +91,44 @@ def _sum(
     increment_version(out)
 
 
+def _refuse_integers(
+    a: torch.Tensor, g: torch.Tensor, *_: Any, rounding: str = "truncate", **__: Any
+) -> str | None:
+    if rounding == "operands":
+        return "has no products of rounded operands"
+    return _refuse(a, g)
+
+
+def _integer_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    rounding: str = "truncate",
+) -> None:
+    if rounding == "factors":
+        vectors.add_products(a, g, factors, out, MOST, LONGEST)
+    elif a.shape[1] == 1:
+        integers.add_single(a, g, factors, out)
+    else:
+        integers.add_terms(Operands.linear(a, g), factors, out)
+    increment_version(out)
+
+
+@torch.no_grad()
+def _sum_error(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    absolute = (integers.row_norms(a) * integers.row_norms(g)).sum(1)
+    return integers.error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
+
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _norm, _refuse_norm),
     ("ghost.linear_norms", _norms, _refuse_norms),
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
+    ("ghost.linear_integer_sum", _integer_sum, _refuse_integers),
+    ("ghost.linear_sum_error", _sum_error, _refuse),
     ("ghost.rounded_gradient", _rounded_gradient, _refuse),
     ("ghost.rounded_sum", _rounded_sum, _never),
 )
