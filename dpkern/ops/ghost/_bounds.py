@@ -41,12 +41,20 @@ def sum_error(
         entries: number of entries of a gradient.
         absolute: ``[B]``, bounds of the norm of the sums of absolute products.
     """
-    kind, roundings = torch.finfo(dtype), positions + _OTHER_ROUNDINGS
+    relative, most, tiny = sum_numbers(dtype, positions, entries)
+    return torch.where(absolute < most, relative * absolute, math.inf) + tiny
+
+
+def sum_numbers(dtype: torch.dtype, roundings: int, entries: int) -> tuple[float, float, float]:
+    """Return a share of the absolute products, from where on nothing is known, and a constant.
+
+    The bound of the rounding error is this share of the norm of the sums of absolute products, and
+    this constant, which underflow can hide; where a chain of sums could overflow, it is infinite.
+    """
+    kind, roundings = torch.finfo(dtype), roundings + _OTHER_ROUNDINGS
     total = roundings * kind.eps / 2
     relative = 1.001 * total / (1 - total) if total < 0.5 else math.inf
-    # Where a chain of sums could overflow, nothing is known of it.
-    known = torch.where(absolute < kind.max / 4, relative * absolute, math.inf)
-    return known + 2 * roundings * kind.smallest_normal * math.sqrt(entries)
+    return relative, kind.max / 4, 2 * roundings * kind.smallest_normal * math.sqrt(entries)
 
 
 def squares(rows: torch.Tensor) -> torch.Tensor:

@@ -319,20 +319,14 @@ def conv_sum_error(
         InvalidInput: wrong type, shape, dtype, device, layout or size.
     """
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    entries = math.prod(geometry.weight_shape)
-    return sum_error(of_sums(x.dtype), geometry.positions, entries, window_products(x, g, geometry))
-
-
-def window_products(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """Return ``sqrt(sum_c touched |x|^2 sum_o |g|^2)`` of each sample, float64."""
-    groups = geometry.groups
     kernel = x.new_ones(groups, 1, *geometry.kernel, dtype=torch.float64)
     steps = geometry.stride, geometry.padding, geometry.dilation
     convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(geometry.input) - 1]
     inputs, gradients = (_by_group(t.double().square(), groups).sum(2) for t in (x, g))
     windows = convolve(inputs, kernel, None, *steps, groups)
     products = windows.flatten(2).sum(2) * gradients.flatten(2).sum(2)
-    return products.sum(1).sqrt()
+    entries = math.prod(geometry.weight_shape)
+    return sum_error(of_sums(x.dtype), geometry.positions, entries, products.sum(1).sqrt())
 
 
 def _by_group(channels: Tensor, groups: int) -> Tensor:

@@ -126,6 +126,7 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
     total = partial(ghost.rounded_sum, [rounded], factors, [out], **given)
     yield _name("rounded_sum", name, dtype), total
     yield _name("linear_sum", name, dtype), partial(ghost.linear_sum, a, g, factors, out, **given)
+    yield _name("linear_sum_error", name, dtype), partial(ghost.linear_sum_error, a, g, **given)
     whole = partial(ghost.linear_integer_sum, a, g, factors, out.int(), **given)
     for rounding in ("truncate", "factors")[: 2 if positions == 1 else 1]:
         called = partial(whole, rounding=rounding)
@@ -134,6 +135,8 @@ def _linear(name: str, dtype: torch.dtype) -> Calls:
         ids, e = torch.zeros(batch, positions, dtype=torch.int64), a.to(factors.dtype)
         tied = partial(ghost.tied_integer_sum, ids, a, g, e, factors, out.int(), **given)
         yield _name("tied_integer_sum", name, dtype), tied
+        error = partial(ghost.tied_sum_error, ids, a, g, e, **given)
+        yield _name("tied_sum_error", name, dtype), error
 
 
 def _convolution(name: str, dtype: torch.dtype) -> Calls:
@@ -152,6 +155,7 @@ def _convolution(name: str, dtype: torch.dtype) -> Calls:
     yield _name("conv_sum", name, dtype), partial(ghost.conv_sum, x, g, factors, out, **given)
     whole = partial(ghost.conv_integer_sum, x, g, factors, out.int(), **given)
     yield _name("conv_integer_sum", name, dtype), whole
+    yield _name("conv_sum_error", name, dtype), partial(ghost.conv_sum_error, x, g, **given)
     if name == "block" and dtype is torch.float32:
         yield _name("conv_gradient", "strict", dtype), partial(_strict, x, g, given)
 

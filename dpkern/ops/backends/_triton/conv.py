@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
-from ...ghost.conv import Geometry, tf32_convolutions, window_products
-from . import direct, integers, weighted
+from ...ghost.conv import Geometry, tf32_convolutions
+from . import direct, integers, sum_errors, weighted
 from .operands import Operands, too_large
 
 
@@ -94,12 +93,18 @@ def _added(
     increment_version(out)
 
 
-@torch.no_grad()
-def _sum_error(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> torch.Tensor:
-    _, geometry = _operands(x, g, **arguments)
-    entries = math.prod(geometry.weight_shape)
-    absolute = window_products(x, g, geometry)
-    return integers.error(x.dtype, geometry.positions, entries, absolute)
+def _sum_error(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    return sum_errors.conv_sum_error(x, g, geometry)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

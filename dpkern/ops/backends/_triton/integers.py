@@ -17,18 +17,16 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
-from ...ghost._bounds import sum_error
 from .direct import constants, tile_of, tiles
 from .launch import launch
 from .operands import Operands, inputs, outputs, product
-from .precision import CHUNK, LEAST_CHUNK, SIXTEEN
+from .sum_errors import NO_PADDING, tied_sum_error
 from .tuned import Tile
 
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
 _ROWS = 64
 """Rows of a tile, at most: a thread holds its part of the sums over positions and of the integers,
 and of 16-bit operands a chunk's product as well."""
-_NO_PADDING = -(2**62)
 
 
 @triton.jit
@@ -235,50 +233,9 @@ def tied_sum(
             *(ids, operands.a, operands.g, e, factors, out),
             *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
             ids.shape[1],
-            _NO_PADDING if padding_idx is None else padding_idx,
+            NO_PADDING if padding_idx is None else padding_idx,
         )
     increment_version(out)
-
-
-def error(
-    dtype: torch.dtype, positions: int, entries: int, absolute: torch.Tensor, *, others: int = 0
-) -> torch.Tensor:
-    """Bound the norm of what the sums over positions lose.
-
-    Args:
-        dtype: of the operands. Products of 16 bits meet three roundings for each term of a chunk,
-            as ``precision`` has it, and one more for each chunk.
-        positions, entries, absolute: as in ``sum_error``.
-        others: numbers that are added one by one.
-    """
-    if dtype not in SIXTEEN:
-        return sum_error(dtype, positions + others, entries, absolute)
-    depth = min(CHUNK, max(LEAST_CHUNK, int(triton.next_power_of_2(positions))))
-    in_chunks = 3 * depth + 1 + triton.cdiv(positions, LEAST_CHUNK)
-    return sum_error(torch.float32, in_chunks + others, entries, absolute)
-
-
-@torch.no_grad()
-def tied_error(
-    ids: torch.Tensor,
-    a: torch.Tensor,
-    g: torch.Tensor,
-    e: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-) -> torch.Tensor:
-    rows = row_norms(e)
-    if padding_idx is not None:
-        rows = rows.masked_fill(ids == padding_idx, 0.0)
-    absolute = (row_norms(a) * row_norms(g)).sum(1) + rows.sum(1)
-    entries = a.shape[2] * g.shape[2]
-    return error(a.dtype, a.shape[1], entries, absolute, others=ids.shape[1])
-
-
-def row_norms(x: torch.Tensor) -> torch.Tensor:
-    """Return the norms of the last dimension, summed in float64 without a copy of it."""
-    norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    return norms
 
 
 def _refuse_tied(
@@ -291,6 +248,6 @@ def _refuse_tied(
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.tied_integer_sum", tied_sum, _refuse_tied),
-    ("ghost.tied_sum_error", tied_error, _refuse_tied),
+    ("ghost.tied_sum_error", tied_sum_error, _refuse_tied),
 )
 """``(op, run, refuse)``."""

@@ -12,6 +12,7 @@ from ...ghost._bounds import of_sums
 from ...ghost.linear import LONGEST, MOST
 from . import direct, gram, gram_samples, integers, rows, vectors, weighted
 from .operands import Operands, too_large
+from .sum_errors import linear_sum_error
 
 
 def _refuse(a: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
@@ -116,19 +117,13 @@ def _integer_sum(
     increment_version(out)
 
 
-@torch.no_grad()
-def _sum_error(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    absolute = (integers.row_norms(a) * integers.row_norms(g)).sum(1)
-    return integers.error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
-
-
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _norm, _refuse_norm),
     ("ghost.linear_norms", _norms, _refuse_norms),
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
     ("ghost.linear_integer_sum", _integer_sum, _refuse_integers),
-    ("ghost.linear_sum_error", _sum_error, _refuse),
+    ("ghost.linear_sum_error", linear_sum_error, _refuse),
     ("ghost.rounded_gradient", _rounded_gradient, _refuse),
     ("ghost.rounded_sum", _rounded_sum, _never),
 )
