@@ -166,7 +166,7 @@ def tasks(where: Setting) -> list[Task]:
 
 MANY = ("decoder 8 50257", "resnet18")
 """Models that are measured in every variant; of the others, those of ``FEW``."""
-FEW = ("torch fused", "dpkern", "dpkern as a graph", "dpkern keep 0")
+FEW = ("torch fused", "dpkern", "dpkern as a graph", "dpkern keep 0", "dpkern exact")
 
 
 PREDICTED = {
@@ -196,13 +196,13 @@ class WholeStep:
         self.graph.step(*self.batch)
 
 
-def graphed(task: Task, lr: float, sampling: str = "fixed") -> Prepared:
+def graphed(task: Task, lr: float, sampling: str = "fixed", arithmetic: str = "float") -> Prepared:
     """Make dpkern's step as a CUDA graph; the first steps run without it.
 
     Poisson draws are filled up to one number of rows; each has as many records as are drawn.
     """
     engine = dpkern.PrivacyEngine()
-    prepared = private(task, lr, engine=engine, sampling=sampling, arithmetic="float")
+    prepared = private(task, lr, engine=engine, sampling=sampling, arithmetic=arithmetic)
 
     def begin(noise: float) -> Runner:
         runner = prepared.begin(noise)
@@ -220,12 +220,15 @@ def variants(name: str = MANY[0]) -> dict[str, Callable[..., Any]]:
     """Return a model's variants: non-private training, dpkern, and Opacus."""
     held: dict[str, Callable[..., Any]] = {
         **VARIANTS,
+        "dpkern exact": partial(private, arithmetic="exact"),
+        "dpkern exact as a graph": partial(graphed, arithmetic="exact"),
         "dpkern as a graph": graphed,
         "dpkern as a graph, Poisson": partial(graphed, sampling="poisson"),
     }
     if name not in MANY:
         return {variant: held[variant] for variant in FEW}
-    names = ["torch foreach", *FEW, "dpkern as a graph, Poisson", "Opacus hooks", "Opacus ghost"]
+    graphs = ["dpkern as a graph, Poisson", "dpkern exact as a graph"]
+    names = ["torch foreach", *FEW, *graphs, "Opacus hooks", "Opacus ghost"]
     chosen = {name: held[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
     return chosen

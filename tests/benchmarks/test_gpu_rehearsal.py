@@ -95,7 +95,11 @@ def test_every_model_takes_its_steps_without_the_reference(
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [("lstm", "dpkern as a graph"), ("resnet18", "dpkern as a graph, Poisson")],
+    [
+        ("lstm", "dpkern as a graph"),
+        ("resnet18", "dpkern as a graph, Poisson"),
+        ("resnet18", "dpkern exact as a graph"),
+    ],
 )
 def test_a_recorded_step_is_measured(
     name: str, variant: str, monkeypatch: pytest.MonkeyPatch
