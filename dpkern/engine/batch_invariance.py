@@ -214,6 +214,7 @@ def _why_not(capture: Capture, step: DPStep) -> str:
     checks = (
         (step.plan.arithmetic != "exact", f"arithmetic={step.plan.arithmetic!r}"),
         (step.plan.mapped, "release coordinates"),
+        (any(not p.is_cpu for p in capture.parameters), "parameters that are not on a CPU"),
         (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
         (capture.any_rank is not None, "several processes"),
         (

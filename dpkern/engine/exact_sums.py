@@ -74,8 +74,13 @@ def _have_kernels(slots: Sequence[ParameterSource]) -> bool:
     """Whether parameters lie on a CPU, or on one device whose backend adds up integers."""
     if all(slot.parameter.is_cpu for slot in slots):
         return True
-    one_device = len({slot.parameter.device for slot in slots}) == 1
-    return one_device and wanted_backend() in (None, "triton") and availability("triton")[0]
+    devices = {slot.parameter.device for slot in slots}
+    chosen = wanted_backend() in (None, "triton") and availability("triton")[0]
+    return len(devices) == 1 and chosen and all(map(_multiplies_bytes, devices))
+
+
+def _multiplies_bytes(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _has_integers_here(block: Block) -> bool:
@@ -166,13 +171,16 @@ def integer_sums(
         slot.shape if block.release is None else block.signal_shape
         for slot, block in zip(slots, plan.blocks, strict=True)
     ]
-    sums = store.zeros(shapes, torch.int32, device)
     most = most_samples(plan)
     if batch <= most:
+        sums = store.zeros(shapes, torch.int32, device)
         for group, each in zip(groups, factors, strict=True):
             group.add(each, sums)
     else:
-        sums = _wide_sums(sums, groups, factors, most)
+        # Parts that nobody holds: a graph that goes on adding to the store's memory would meet
+        # the sums that are lent it next.
+        parts_of_it = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]
+        sums = _wide_sums(parts_of_it, groups, factors, most)
     return clip.ClipResult(
         sums=tuple(sums),
         norm_bound=math.hypot(*plan.group_bounds),

@@ -74,6 +74,10 @@ class KeepBudget:
         if not isinstance(record, (LinearGradients, ConvolutionGradients)):
             return record
         linear = record if isinstance(record, LinearGradients) else None
+        if linear is not None and not self.cached and not record.g.is_cpu:
+            # A device's library may multiply a sample otherwise among others, and nothing may
+            # depend on them.
+            return record
         # Exact arithmetic lets nothing depend on the batch, and truncates float32 gradients.
         rounded = linear is not None and linear.rounded and bool(self.cached) and not written
         stored = record.gradient_bytes // (2 if rounded else 1)
@@ -81,7 +85,7 @@ class KeepBudget:
         worth = worth_writing(record) if written else worth_keeping(record, self.cached)
         if self.used + extra > self.bytes_on(record.device) or not worth:
             return record
-        made = _materialized(record, rounded)
+        made = _materialized(record, rounded, or_fail=not self.cached)
         if made is None:
             return record
         self.used += extra
@@ -90,17 +94,22 @@ class KeepBudget:
 
 
 def _materialized(
-    record: LinearGradients | ConvolutionGradients, rounded: bool
+    record: LinearGradients | ConvolutionGradients, rounded: bool, *, or_fail: bool
 ) -> ExplicitGradients | RoundedGradients | None:
-    """Return the gradients, or None if a device has no room for them: the norm alone needs none."""
+    """Return the gradients, or None if a device has no room for them: the norm alone needs none.
+
+    ``or_fail``: nothing may depend on what else is in memory, so that this is an error.
+    """
     try:
         if rounded and isinstance(record, LinearGradients):
             return record.materialize_rounded()
         return record.materialize()
     except torch.OutOfMemoryError:
+        if or_fail:
+            raise
         return None
     except BackendError as error:
-        if isinstance(error.__cause__, torch.OutOfMemoryError):
+        if isinstance(error.__cause__, torch.OutOfMemoryError) and not or_fail:
             return None
         raise
 

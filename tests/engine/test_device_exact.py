@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from dpkern import PrivacyEngine
+from dpkern import InvalidInput, PrivacyEngine
 from dpkern.base.dispatch import use
-from dpkern.engine import exact_sums
-from dpkern.engine.exact_sums import sums_in_place
+from dpkern.engine import clipping, exact_sums
+from dpkern.engine.exact_sums import integer_sums, sums_in_place
+from dpkern.engine.per_sample_gradients import ConvolutionGradients
+from dpkern.engine.routes import KeepBudget
+from dpkern.engine.sum_store import SumStore
 from tests.engine import test_device_ops
 from tests.engine.device_path import device_path, needs_emulation
 from tests.engine.test_exact_sums import (
@@ -28,6 +32,7 @@ from tests.engine.test_exact_sums import (
 
 pytestmark = needs_emulation
 
+GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -88,7 +93,7 @@ def test_a_step_is_made_in_place_and_near_that_of_a_cpu(name: str, options: str)
     found, calls = test_device_ops.walked(name, **given)
     ops = {op for op, _ in calls.count}
     assert calls.of("reference") == []
-    assert "clip.clip_sum" not in ops
+    assert not {"clip.clip_sum", "ghost.linear_gradient"} & ops
     assert any(op.endswith("_integer_sum") for op in calls.of("triton"))
     wanted = test_device_ops.stepped(name, **given)
     before = test_device_ops.stepped(name, steps=0)
@@ -98,19 +103,69 @@ def test_a_step_is_made_in_place_and_near_that_of_a_cpu(name: str, options: str)
         assert float((mine - theirs).abs().max()) <= most * moved
 
 
-def test_a_device_without_kernels_writes_gradients_out() -> None:
+def private_engine() -> PrivacyEngine:
     module, _ = built("one position")
     engine = PrivacyEngine()
     engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(torch.randn(8, 20)), batch_size=4
-        ),
+        data_loader=DataLoader(TensorDataset(torch.randn(8, 20)), batch_size=4),
+        sampling="fixed",
         noise_multiplier=1.1,
         max_grad_norm=1.0,
         arithmetic="exact",
     )
+    return engine
+
+
+def test_memory_that_runs_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are kept round otherwise: memory may not decide it."""
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    record = ConvolutionGradients(torch.ones(2, 1, 9, 9), torch.ones(2, 1, 7, 7), (3, 3), GEOMETRY)
+    monkeypatch.setattr(ConvolutionGradients, "materialize", full)
+    budget = KeepBudget(1.0)
+    budget.activations = 1 << 20
+    with device_path():
+        assert budget.kept(record) is record
+        budget.cached = 0
+        with pytest.raises(torch.OutOfMemoryError):
+            budget.kept(record)
+
+
+def test_parts_of_wide_sums_are_not_lent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is replayed goes on writing to their memory, which no result holds."""
+    module, x = built("one position")
+    plan, store, lent = plan_of(module), SumStore(), []
+    monkeypatch.setattr(exact_sums, "_INT32_MOST", 3 * plan.most_units)
+    zeros = store.zeros
+    monkeypatch.setattr(store, "zeros", lambda *given: lent.append(given) or zeros(*given))
+
+    def with_store(*args: Any, **given: Any) -> Any:
+        return integer_sums(*args, **{**given, "store": store})
+
+    monkeypatch.setattr(clipping, "integer_sums", with_store)
+    with device_path():
+        wide = summed(module, x, plan, torch.full((B,), 100.0))
+        assert {part.dtype for part in wide.sums} == {torch.int64}
+        assert lent == []
+        narrow = summed(module, x[:3], plan, torch.full((3,), 100.0))
+        assert {part.dtype for part in narrow.sums} == {torch.int32}
+        assert len(lent) == 1
+
+
+def test_batch_invariance_is_not_tested_on_a_device() -> None:
+    engine = private_engine()
+    with device_path(), pytest.raises(InvalidInput, match="parameters that are not on a CPU"):
+        engine.validate(
+            None, torch.randn(4, 20), targets=torch.zeros(4).long(), loss=nn.CrossEntropyLoss()
+        )
+
+
+def test_a_device_without_kernels_writes_gradients_out() -> None:
+    engine = private_engine()
     slots, plan = engine.capture.slots, engine.step.plan
     with device_path():
         assert sums_in_place(plan, slots)

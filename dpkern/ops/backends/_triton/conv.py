@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...ghost.conv import Geometry, tf32_convolutions
-from . import direct, integers, sum_errors, weighted
+from . import direct, integers, rows, sum_errors, weighted
 from .operands import Operands, too_large
 
 
@@ -19,6 +19,10 @@ def _refuse(x: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
 
 def _refuse_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
     return _refuse(x, g) or direct.too_long(x, g[:1, :1].numel())
+
+
+def _refuse_integers(x: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
+    return integers.refuse_long(x, g, g[:1, :1].numel())
 
 
 def _operands(
@@ -41,8 +45,8 @@ def _norm(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> torch.Tensor:
     operands, geometry = _operands(x, g, **arguments)
     highs = x.new_zeros(geometry.batch, geometry.groups, dtype=torch.float64)
     if operands.empty:
-        return highs.sum(1)
-    return direct.norms(operands, None, highs).sum(1) * (1 + 1e-12)
+        return highs.new_zeros(geometry.batch)
+    return rows.added(direct.norms(operands, None, highs)) * (1 + 1e-12)
 
 
 def _gradient(
@@ -82,8 +86,8 @@ def _added(
     """Let ``add`` add a sum of gradients to ``out``, whose columns may lie in another order."""
     operands, geometry = _operands(x, g, **arguments)
     if not operands.empty and operands.last:
-        rows, channels, *kernel = geometry.weight_shape
-        total = torch.zeros(rows, *kernel, channels, dtype=out.dtype, device=out.device)
+        outs, channels, *kernel = geometry.weight_shape
+        total = torch.zeros(outs, *kernel, channels, dtype=out.dtype, device=out.device)
         add(operands, factors, total)
         with torch.no_grad():
             out.add_(total.movedim(-1, 1))
@@ -111,7 +115,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.conv_norm", _norm, _refuse_norm),
     ("ghost.conv_gradient", _gradient, _refuse),
     ("ghost.conv_sum", _sum, _refuse),
-    ("ghost.conv_integer_sum", _integer_sum, _refuse),
-    ("ghost.conv_sum_error", _sum_error, _refuse),
+    ("ghost.conv_integer_sum", _integer_sum, _refuse_integers),
+    ("ghost.conv_sum_error", _sum_error, _refuse_integers),
 )
 """``(op, run, refuse)``."""

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ...ghost._bounds import gamma
 from .launch import INTERPRETED, launch
+from .rows import added
 
 _CHUNK = 64
 _COLUMNS = 1024 if INTERPRETED else 128
@@ -269,7 +270,7 @@ def _embedding_norm(
     )
     # Of each entry, the sum of at most T numbers is off by gamma(T) of the sum of their sizes; and
     # so is the norm of all entries, by Minkowski. The rest is the rounding of these lines.
-    square, absolute = parts.sum(2) * (1 + gamma(positions + columns + 8))
+    square, absolute = added(parts) * (1 + gamma(positions + columns + 8))
     upper = square.sqrt() + gamma(positions + 4) * absolute.sqrt()
     squares: torch.Tensor = upper.square() * (1 + gamma(8))
     return squares

@@ -54,7 +54,7 @@ def _explicit_norm(grads: Tensors) -> torch.Tensor:
     powers = torch.empty(len(grads), batch, dtype=torch.float64, device=device)
     for part, power in zip(grads, powers, strict=True):
         rows.power_sums(part, batch, part.shape[1:].numel(), 2, power)
-    return powers.sum(0)
+    return rows.combine(powers, torch.empty_like(powers[0]))
 
 
 def _clip_factors(

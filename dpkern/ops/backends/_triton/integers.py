@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from .direct import constants, tile_of, tiles
 from .launch import launch
-from .operands import Operands, inputs, outputs, product
+from .operands import MULTIPLE, Operands, inputs, outputs, product
 from .sum_errors import NO_PADDING, tied_sum_error
 from .tuned import Tile
 
@@ -77,7 +77,7 @@ def terms_kernel(
 @triton.jit
 def _add(out, total, before, i, j, rows, columns):
     """Add a tile of integers, whatever other programs add meanwhile."""
-    entry = (before + i)[:, None] * columns + j[None, :]
+    entry = (before + i).to(tl.int64)[:, None] * columns + j[None, :]
     mask = (i < rows)[:, None] & (j < columns)[None, :]
     tl.atomic_add(out + entry, total, mask=mask, sem="relaxed")
 
@@ -238,12 +238,20 @@ def tied_sum(
     increment_version(out)
 
 
+def refuse_long(a: torch.Tensor, g: torch.Tensor, positions: int) -> str | None:
+    """Return why not, if indices inside a sample do not fit into 32 bits, however many there are.
+
+    Rows of ``g`` may be filled up to a multiple of 16.
+    """
+    if max(a[:1].numel(), g[:1].numel() + MULTIPLE * positions) >= 2**31:
+        return "has samples of up to 2^31 numbers"
+    return None
+
+
 def _refuse_tied(
     ids: torch.Tensor, a: torch.Tensor, g: torch.Tensor, e: torch.Tensor, *_: Any, **__: Any
 ) -> str | None:
-    if max(e[:1].numel(), a[:1].numel(), g[:1].numel()) >= 2**31:
-        return "has samples of up to 2^31 numbers"
-    return None
+    return refuse_long(a, g, a.shape[1]) or refuse_long(e, e, e.shape[1])
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

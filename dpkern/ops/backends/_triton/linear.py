@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 from ...ghost._bounds import of_sums
 from ...ghost.linear import LONGEST, MOST
 from . import direct, gram, gram_samples, integers, rows, vectors, weighted
+from .launch import capability
 from .operands import Operands, too_large
 from .sum_errors import linear_sum_error
 
@@ -97,7 +98,13 @@ def _refuse_integers(
 ) -> str | None:
     if rounding == "operands":
         return "has no products of rounded operands"
-    return _refuse(a, g)
+    if rounding == "factors" and a.is_cuda and capability(a) < 8:
+        return "has products of bytes from compute capability 8.0 on"
+    return integers.refuse_long(a, g, a.shape[1])
+
+
+def _refuse_error(a: torch.Tensor, g: torch.Tensor) -> str | None:
+    return integers.refuse_long(a, g, a.shape[1])
 
 
 def _integer_sum(
@@ -123,7 +130,7 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
     ("ghost.linear_integer_sum", _integer_sum, _refuse_integers),
-    ("ghost.linear_sum_error", linear_sum_error, _refuse),
+    ("ghost.linear_sum_error", linear_sum_error, _refuse_error),
     ("ghost.rounded_gradient", _rounded_gradient, _refuse),
     ("ghost.rounded_sum", _rounded_sum, _never),
 )

@@ -1,7 +1,8 @@
-"""Rows of a matrix ``[B, columns]``: their powers, and their weighted sum.
+"""Rows of a matrix ``[B, columns]``: their powers, their sums, and their weighted sum.
 
 A power is made in pieces of ``CHUNK`` columns, added in order: it depends on neither the other rows
-nor their number. A sum takes the rows in order, some at a time.
+nor their number, as sums of torch do on a device. A weighted sum takes the rows in order, some at
+a time.
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ def _combine_kernel(partial, power, rows: tl.int64, chunks: tl.int64, BLOCK: tl.
     for chunk in range(chunks):
         total += tl.load(partial + chunk * rows + row, mask=row < rows, other=0)
     tl.store(power + row, total, mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["terms"])
+def _added_kernel(parts, out, terms: tl.int64, BLOCK: tl.constexpr):
+    """Add one row's terms, float64."""
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for begin in range(0, terms, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        total += tl.load(parts + row * terms + place, mask=place < terms, other=0)
+    tl.store(out + row, tl.sum(total))
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "sign"])
@@ -100,8 +112,23 @@ def power_sums(matrix: torch.Tensor, rows: int, columns: int, p: int, power: tor
     partial = torch.empty(chunks, rows, dtype=torch.float64, device=matrix.device)
     meta: dict[str, Any] = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
     launch(_power_kernel, chunks * rows, matrix, matrix, partial, rows, columns, **meta)
-    block = 128
-    launch(_combine_kernel, -(-rows // block), matrix, partial, power, rows, chunks, BLOCK=block)
+    combine(partial, power)
+
+
+def combine(partial: torch.Tensor, power: torch.Tensor) -> torch.Tensor:
+    """Return ``power[row] = sum of partial[chunk, row]``, added in the order of the chunks."""
+    (chunks, rows), block = partial.shape, 128
+    launch(_combine_kernel, -(-rows // block), partial, partial, power, rows, chunks, BLOCK=block)
+    return power
+
+
+def added(parts: torch.Tensor) -> torch.Tensor:
+    """Return float64 parts added over the last dimension."""
+    out = parts.new_empty(parts.shape[:-1])
+    terms = parts.shape[-1]
+    block = min(1024, max(16, int(triton.next_power_of_2(terms))))
+    launch(_added_kernel, out.numel(), parts, parts, out, terms, BLOCK=block)
+    return out
 
 
 def add_rows(

@@ -25,7 +25,7 @@ from .precision import CHUNK, LEAST_CHUNK, SIXTEEN
 
 NO_PADDING = -(2**62)
 _POSITIONS, _BLOCK = (64, 1024) if INTERPRETED else (16, 128)
-_SAMPLES = 128
+_PARTS = 128
 
 
 @triton.jit
@@ -76,23 +76,23 @@ def lookups_kernel(
     tl.store(parts + sample * stride + chunk, tl.sum(lengths))
 
 
-@triton.jit(do_not_specialize=["batch", "count", "share", "most", "tiny"])
+@triton.jit(do_not_specialize=["count", "share", "most", "tiny"])
 def bound_kernel(
     parts, errors,
-    batch: tl.int64, count: tl.int64, share: tl.int64, most: tl.int64, tiny: tl.int64,
+    count: tl.int64, share: tl.int64, most: tl.int64, tiny: tl.int64,
     ROOT: tl.constexpr,
-    SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add a sample's parts, and write its error; infinite from ``most`` on, and for NaN."""
-    sample = tl.program_id(0).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)
-    inside = sample < batch
-    total = tl.zeros([SAMPLES], tl.float64)
-    for i in range(count):
-        total += tl.load(parts + sample * count + i, mask=inside, other=0.0)
-    total = tl.sqrt(total) if ROOT else total
+    sample = tl.program_id(0).to(tl.int64)
+    lanes = tl.zeros([BLOCK], tl.float64)
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        lanes += tl.load(parts + sample * count + place, mask=place < count, other=0.0)
+    total = tl.sqrt(tl.sum(lanes)) if ROOT else tl.sum(lanes)
     error = number(share, tl.float64) * total + number(tiny, tl.float64)
     known = total < number(most, tl.float64)
-    tl.store(errors + sample, tl.where(known, error, float("inf")), mask=inside)
+    tl.store(errors + sample, tl.where(known, error, float("inf")))
 
 
 def roundings(dtype: torch.dtype, positions: int) -> int:
@@ -133,10 +133,7 @@ def bound(
     errors = parts.new_empty(batch)
     # The lengths are float64 sums themselves.
     numbers = (_numbers.bits(x) for x in (share * (1 + 2.0**-30), most, tiny))
-    meta: dict[str, Any] = {"ROOT": root, "SAMPLES": _SAMPLES}
-    launch(
-        bound_kernel, -(-batch // _SAMPLES), parts, parts, errors, batch, count, *numbers, **meta
-    )
+    launch(bound_kernel, batch, parts, parts, errors, count, *numbers, ROOT=root, BLOCK=_PARTS)
     return errors
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from ...ghost._bounds import gamma
 from .launch import launch
 from .operands import product
+from .rows import added
 
 _NO_PADDING = -(2**62)
 _META: dict[str, Any] = {"ROWS": 16, "DEPTH": 32}
@@ -109,7 +110,7 @@ def _tied_cross(
         fused=True,
         **_META,
     )
-    products, absolute = parts.sum(2)
+    products, absolute = added(parts)
     upper: torch.Tensor = products + gamma(2 * (count + positions + columns) + 64) * absolute
     return upper
 
