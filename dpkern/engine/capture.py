@@ -34,7 +34,7 @@ from .per_sample_gradients import (
 from .program.program import Program
 from .release_norms import with_clip_norm
 from .routes import KeepBudget
-from .row_owners import GatheredRows, owners_of
+from .row_owners import GatheredRows, rows_of
 from .sum_store import SumStore
 from .uses import (
     BackwardClipper,
@@ -316,8 +316,9 @@ class Capture:
         rows = int(x.shape[0]) if x.dim() else 0
         folded = rows_of_each(rows, batch)
         names = ", ".join(t.source.name for t in targets if t is not None)
-        owners, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
-        if owners is not None:
+        found, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
+        owners, each = (None, 0) if found is None else (found.owners, found.each)
+        if found is not None:
             operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:
             raise UnsupportedModule(
@@ -340,7 +341,7 @@ class Capture:
         moves = moves and not again
         use = CapturedOp(
             *(self, operation, tuple(targets), self._ticket, batch, site, saved, first),
-            *(self.padded, rows, nodes, kinds, moves, owners),
+            *(self.padded, rows, nodes, kinds, moves, owners, each),
         )
         if self.unscaled and _in_half(x):
             self.has_half = True
@@ -358,8 +359,8 @@ class Capture:
 
     def are_gathered(self, x: Tensor) -> bool:
         """Whether rows of an operand were gathered inside the module, in a way that is followed."""
-        found = owners_of(x, self.batch or 0, self._ticket)
-        return found is not None and found[1]
+        found = rows_of(x, self.batch or 0, self._ticket)
+        return found is not None and found.gathered
 
     def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
         """Return the number of samples.

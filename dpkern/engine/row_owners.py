@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 
 DEPTH = 64
 """Maximum number of operations that are followed back."""
+
+
+class Rows(NamedTuple):
+    """Which samples the rows of an operand belong to.
+
+    Attributes:
+        owners: the sample of each row, ``[rows]``.
+        gathered: whether rows were picked inside the module.
+        each: how many rows every sample had before any were picked.
+    """
+
+    owners: Tensor
+    gathered: bool
+    each: int
+
 
 _SAME_ROWS = frozenset(
     """Mul Add Sub Div Neg Silu Gelu Relu Tanh Sigmoid Softplus ToCopy Clone Alias MaskedFill
@@ -47,10 +62,10 @@ class GatheredRows:
 
     def owners(
         self, operation: str, names: str, x: Tensor, batch: int, batch_id: int
-    ) -> tuple[Tensor | None, bool]:
-        """Return the sample of each row, and whether rows may have moved in ways not followed.
+    ) -> tuple[Rows | None, bool]:
+        """Return the samples of gathered rows, and whether rows may have moved as none follows.
 
-        None stands for rows that were not gathered inside the module: the batch comes first.
+        None stands for rows that were not gathered: the batch comes first.
 
         The graph is followed at each use: a module may sort some batches and leave others.
 
@@ -66,8 +81,8 @@ class GatheredRows:
             return None, False
         key = (operation, names, x.dim())
         known = self._known.get(key)
-        found = owners_of(x, batch, batch_id)
-        gathered = found is not None and found[1]
+        found = rows_of(x, batch, batch_id)
+        gathered = found is not None and found.gathered
         self._known[key] = bool(known) or gathered
         if known and found is None:
             raise UnsupportedModule(
@@ -78,15 +93,15 @@ class GatheredRows:
             )
         if found is None or not gathered:
             return None, may_move(x.grad_fn)
-        return found[0], joins_others(x.grad_fn, found[0], batch, batch_id)
+        return found, joins_others(x.grad_fn, found.owners, batch, batch_id)
 
 
-def owners_of(x: Tensor, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
-    """Return the sample of each row ``[rows]``, and whether rows were gathered; None if unknown."""
+def rows_of(x: Tensor, batch: int, batch_id: int) -> Rows | None:
+    """Return the samples of an operand's rows; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
     if not x.shape[0]:  # no sample has chosen this expert
-        return torch.empty(0, dtype=torch.long), True
+        return Rows(torch.empty(0, dtype=torch.long), True, 1)
     search = _Search(batch, batch_id)
     # Whoever lists a pass's operations wants the model's, and not those of this search.
     with _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext():
@@ -144,7 +159,7 @@ def joins_others(start: Any, owners: Tensor, batch: int, batch_id: int) -> bool:
             continue  # in front of it, rows stand in the order of the batch
         if len(followed) > 1:
             found = [search.follow(f, len(owners), DEPTH) for f in followed]
-            if any(one is None or not torch.equal(one[0], owners) for one in found):
+            if any(one is None or not torch.equal(one.owners, owners) for one in found):
                 return True
         for following in followed:
             if following not in met:
@@ -174,17 +189,14 @@ def _name(node: Any) -> str:
     return re.sub(r"Backward\d*$", "", node.name().removeprefix("_"))
 
 
-Found = tuple[Tensor, bool] | None
-
-
 class _Search:
     """The way back from one operand; every node is looked at once for each number of rows."""
 
     def __init__(self, batch: int, batch_id: int) -> None:
         self.batch, self.batch_id = batch, batch_id
-        self._known: dict[tuple[Any, int], Found] = {}
+        self._known: dict[tuple[Any, int], Rows | None] = {}
 
-    def follow(self, node: Any, rows: int, depth: int) -> Found:
+    def follow(self, node: Any, rows: int, depth: int) -> Rows | None:
         """Return the samples of a node's rows, and whether rows were gathered on the way."""
         if node is None or depth == 0:
             return None
@@ -194,7 +206,7 @@ class _Search:
             self._known[key] = self._looked_at(node, rows, depth)
         return self._known[key]
 
-    def _looked_at(self, node: Any, rows: int, depth: int) -> Found:
+    def _looked_at(self, node: Any, rows: int, depth: int) -> Rows | None:
         captured = _captured(node)
         if captured is not None:
             return _of_use(captured, rows, self.batch, self.batch_id)
@@ -203,9 +215,11 @@ class _Search:
             return self._reshaped(node, rows, depth)
         picked = _picked(node, name, rows)
         if picked is not None:
-            index, before = picked
+            index, before, inner = picked
             found = self.follow(node.next_functions[0][0], before, depth - 1)
-            return None if found is None else (found[0][index.to(found[0].device)], True)
+            if found is None:
+                return None
+            return Rows(found.owners[index.to(found.owners.device)], True, found.each * inner)
         if name in _SAME_ROWS or (name in _OF_A_DIMENSION and _leaves_rows(node)):
             for following, _ in node.next_functions:
                 found = self.follow(following, rows, depth - 1)
@@ -213,7 +227,7 @@ class _Search:
                     return found
         return None
 
-    def _reshaped(self, node: Any, rows: int, depth: int) -> Found:
+    def _reshaped(self, node: Any, rows: int, depth: int) -> Rows | None:
         sizes = list(node._saved_self_sym_sizes)
         while len(sizes) > 1 and sizes[0] == 1 != rows:
             del sizes[0]  # a dimension in front of the rows
@@ -223,13 +237,14 @@ class _Search:
         found = self.follow(node.next_functions[0][0], before, depth - 1)
         if found is None or rows == before:
             return found
-        owners, gathered = found
+        owners, gathered, each = found
         if rows > before:
-            return owners.repeat_interleave(rows // before), gathered
+            times = rows // before
+            return Rows(owners.repeat_interleave(times), gathered, each * times)
         together = owners.view(rows, before // rows)
         if not bool((together == together[:, :1]).all()):
             return None
-        return together[:, 0], gathered
+        return Rows(together[:, 0], gathered, -(-each * rows // before))
 
 
 _OF_A_DIMENSION = frozenset(("Split", "Slice", "Softmax", "SplitWithSizes", "Select"))
@@ -259,18 +274,21 @@ def _captured(node: Any) -> CapturedOp | None:
     return None if use is node else use
 
 
-def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> tuple[Tensor, bool] | None:
+def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> Rows | None:
     if use.batch_id != batch_id or use.rows != rows:
         return None
     if use.owners is not None:
-        return use.owners, True
+        return Rows(use.owners, True, use.each)
     if rows % batch:
         return None
-    return torch.arange(rows) // (rows // batch), False
+    return Rows(torch.arange(rows) // (rows // batch), False, rows // batch)
 
 
-def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:
-    """Return the indices that picked rows and the number of rows before; None for others."""
+def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int, int] | None:
+    """Return the indices that picked rows, and the number of rows before; None for others.
+
+    The last number is how many rows one of these becomes, at most, without a repetition.
+    """
     if name not in ("Index", "IndexSelect", "Slice", "Split"):
         return None
     sizes = list(node._saved_self_sym_sizes)
@@ -278,14 +296,14 @@ def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:
     while len(indices) > 1 and indices[0] is None and sizes[0] == 1:
         del indices[0], sizes[0]  # a dimension in front of the rows
     before = int(sizes[0]) if sizes else 0
-    index = None
+    index, inner = None, 1
     if name == "Index":
         first, *more = indices
         if first is None or any(t is not None for t in more):
             return None
         if first.dtype == torch.bool:
             # A mask of several dimensions tells the row by its first one.
-            index = first.nonzero()[:, 0]
+            index, inner = first.nonzero()[:, 0], first[:1].numel()
         elif first.dim() == 1:
             index = first.remainder(before) if before else None
     elif name == "IndexSelect" and node._saved_dim == 0:
@@ -295,16 +313,34 @@ def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int] | None:
         index = torch.arange(before)[parts]
     if index is None or index.dim() != 1 or len(index) != rows:
         return None
-    return index.detach().long().cpu(), before
+    return index.detach().long().cpu(), before, inner
 
 
-def by_sample(tensor: Tensor, owners: Tensor, batch: int) -> Tensor:
-    """Return ``[rows, ...] -> [B, most, ...]``: each sample's rows, filled up with zeros."""
+def by_sample(tensor: Tensor, owners: Tensor, batch: int, each: int = 0) -> Tensor:
+    """Return ``[rows, ...] -> [B, most, ...]``: each sample's rows, filled up with zeros.
+
+    Args:
+        tensor, owners, batch: rows, the sample of each, and the number of samples.
+        each: rows that a sample has at most, whatever it holds: where integers are made of them,
+            how many others have may not matter. 0 fills up to the largest number.
+
+    Raises:
+        UnsupportedModule: another number than 0, and some samples, not all, have more.
+    """
     owners = owners.to(tensor.device)
     order = owners.argsort(stable=True)
     counts = torch.bincount(owners, minlength=batch)
     first = counts.cumsum(0) - counts
     most = max(1, int(counts.max())) if batch else 1
+    if each:
+        if most > each and int(counts.min()) < most:
+            raise UnsupportedModule(
+                "gathered rows",
+                expected=f"at most the {each} rows that every sample has, or as many of all",
+                got=f"{int(counts.min())} to {most} rows of a sample",
+                remedy="Pick no row twice, or pass arithmetic='float'.",
+            )
+        most = max(most, each)
     made = tensor.new_zeros((batch, most, *tensor.shape[1:]))
     sorted_owners = owners[order]
     place = torch.arange(len(owners), device=tensor.device) - first[sorted_owners]

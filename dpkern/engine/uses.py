@@ -133,10 +133,20 @@ class CapturedOp:
     """Whether rows may have been moved on that way by what the batch holds."""
     owners: Tensor | None = None
     """The sample of each row ``[rows]``, where rows were gathered; None if samples follow."""
+    each: int = 0
+    """How many rows every sample had before any were gathered."""
 
     @property
     def names(self) -> str:
         return ", ".join(t.source.name for t in self.targets if t is not None)
+
+    @property
+    def filled(self) -> int:
+        """How many rows gathered ones are filled up to; 0: as many as a sample has at most.
+
+        In exact arithmetic nothing may depend on the other samples (``KeepBudget.cached``).
+        """
+        return 0 if self.capture.budget.cached else self.each
 
     @property
     def passes_on(self) -> bool:
@@ -197,5 +207,5 @@ class CapturedOp:
         Gathered rows are brought together, with zeros where a sample has fewer.
         """
         if self.owners is not None:
-            return by_sample(tensor, self.owners, self.batch)
+            return by_sample(tensor, self.owners, self.batch, self.filled)
         return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]

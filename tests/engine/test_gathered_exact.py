@@ -1,0 +1,105 @@
+"""Gathered rows in exact arithmetic: how many others have changes no sample's integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkern import UnsupportedModule
+from tests.engine.device_path import device_path, needs_emulation
+from tests.engine.test_exact_sums import integers, plan_of, summed
+
+T, D = 40, 64
+
+
+class Experts(nn.Module):
+    """A layer, and one that takes the rows whose first input is positive.
+
+    Numbers are small multiples of 1/8, so that no product rounds, among few rows or many.
+    """
+
+    def __init__(self, pick: Callable[[nn.Linear, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.expert = nn.Linear(D, D), nn.Linear(D, D)
+        self.pick = pick
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randint(-3, 4, parameter.shape) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pick(self.expert, self.first(x), x[..., 0] > 0)
+
+
+def looped(expert: nn.Linear, h: Tensor, chosen: Tensor) -> Tensor:
+    rows = torch.where(chosen.flatten())[0]
+    tokens = h.flatten(0, 1)
+    return torch.zeros_like(tokens).index_add(0, rows, expert(tokens[rows])).view_as(h)
+
+
+def masked(expert: nn.Linear, h: Tensor, chosen: Tensor) -> Tensor:
+    made = torch.zeros_like(h)
+    made[chosen] = expert(h[chosen])
+    return made
+
+
+def batches() -> tuple[Tensor, Tensor]:
+    """One where sample 0 alone has rows for the expert, and one where sample 3 has more."""
+    x = torch.randint(-3, 4, (4, T, D), generator=torch.Generator().manual_seed(1)).float()
+    x[..., 0] = -1
+    x[0, 0, 0] = 1
+    other = x.clone()
+    other[3, :35, 0] = 1
+    return x, other
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("device", marks=needs_emulation)])
+@pytest.mark.parametrize("pick", [looped, masked])
+def test_a_samples_integers_are_its_own(pick: Any, where: str) -> None:
+    torch.manual_seed(0)
+    module = Experts(pick)
+    plan, weights = plan_of(module), torch.tensor([100.0, 0, 0, 0])
+    with device_path() if where == "device" else nullcontext():
+        found = [summed(module, x, plan, weights, loss=torch.clone) for x in batches()]
+    few, many = map(integers, found)
+    assert bool(few.any())
+    assert torch.equal(few, many)
+
+
+@pytest.mark.parametrize("pick", [looped, masked])
+def test_sums_of_floats_are_filled_up_no_further_than_needed(pick: Any) -> None:
+    torch.manual_seed(0)
+    module = Experts(pick)
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        from dpkern.engine import uses
+
+        usual = uses.by_sample
+
+        def noted(*given: Any) -> Tensor:
+            made = usual(*given)
+            seen.append(made.shape[1])
+            return made
+
+        patch.setattr(uses, "by_sample", noted)
+        summed(module, batches()[0], plan_of(module, "float"))
+        assert set(seen) == {1}
+        summed(module, batches()[0], plan_of(module))
+        assert set(seen) == {1, T}
+
+
+def test_rows_that_are_picked_several_times_are_refused() -> None:
+    def repeated(expert: nn.Linear, h: Tensor, chosen: Tensor) -> Tensor:
+        tokens, rows = h.flatten(0, 1), torch.where(chosen.flatten())[0]
+        rows = torch.cat([rows] * (T + 1))
+        return torch.zeros_like(tokens).index_add(0, rows, expert(tokens[rows])).view_as(h)
+
+    torch.manual_seed(0)
+    module = Experts(repeated)
+    summed(module, batches()[0], plan_of(module, "float"))
+    with pytest.raises(UnsupportedModule, match="at most the 40 rows"):
+        summed(module, batches()[0], plan_of(module))
