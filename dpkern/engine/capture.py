@@ -150,6 +150,9 @@ class Capture:
         self.is_padded = False
         """Whether that pass has a number of rows that padding admits."""
         self.filling: Tensor | None = None
+        self.counts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        """Kinds of exact sums and their positions, by parameter, as first seen."""
+        self.counts_differed = False
         """Whether a row of the running passes is no record but fills their batch up, bool ``[B]``;
         None where all rows are records."""
         self.tested: StaysAsTested | None = None
@@ -346,7 +349,8 @@ class Capture:
         if self.unscaled and _in_half(x):
             self.has_half = True
         if not again:
-            self.budget.activations += x.nbytes
+            if owners is None or self.budget.cached:  # else others' gathered rows would matter
+                self.budget.activations += x.nbytes
             for target in targets:
                 if target is not None:
                     target.source.count_use()

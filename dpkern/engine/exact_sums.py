@@ -52,6 +52,12 @@ Part = tuple[ParameterSource, CapturedGradients]
 MADE_IN_PLACE = (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
 """Records whose integers are made without writing gradients out."""
 
+COUNTS = (
+    "how often a parameter is used, and on how many positions, does not depend on what the records "
+    "hold"
+)
+"""The condition of certificates where it differed between batches: kernels and errors follow it."""
+
 _INT32_MOST = 2**31 - 1
 FACTORED_MOST = 1 << 22
 """M below which gradients of one position are products of integer vectors."""
@@ -279,6 +285,19 @@ def _with_rows(
     return slot, arrival, to_sum_dtype_dense(record.per_sample(), torch.float32)
 
 
+def positions_of(record: PerSampleGradients) -> tuple[int, ...]:
+    """Return the sizes by which kernels, routes and errors of a record's integers are chosen."""
+    if isinstance(record, NormedGradients):
+        return positions_of(record.record)
+    if isinstance(record, LinearGradients):
+        return (int(record.a.shape[1]),)
+    if isinstance(record, ConvolutionGradients):
+        return tuple(record.x.shape[2:])
+    if isinstance(record, TiedGradients):
+        return (int(record.table.ids.shape[1]), *positions_of(record.head))
+    return ()
+
+
 def add_factored(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
     """Add products of integer vectors near ``factors_b grad_b``, of gradients of one position."""
     assert isinstance(record, LinearGradients)
@@ -399,12 +418,14 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
 
 
 __all__ = [
+    "COUNTS",
     "Aim",
     "add_factored",
     "add_integers",
     "factoring_error",
     "integer_sums",
     "most_samples",
+    "positions_of",
     "rounding_error",
     "squared_norms_rounded",
     "sums_in_place",

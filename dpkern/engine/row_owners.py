@@ -100,12 +100,13 @@ def rows_of(x: Tensor, batch: int, batch_id: int) -> Rows | None:
     """Return the samples of an operand's rows; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
-    if not x.shape[0]:  # no sample has chosen this expert
-        return Rows(torch.empty(0, dtype=torch.long), True, 1)
     search = _Search(batch, batch_id)
     # Whoever lists a pass's operations wants the model's, and not those of this search.
     with _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext():
-        return search.follow(x.grad_fn, int(x.shape[0]), DEPTH)
+        found = search.follow(x.grad_fn, int(x.shape[0]), DEPTH)
+    if found is None and not x.shape[0]:  # no sample has chosen this expert
+        return Rows(torch.empty(0, dtype=torch.long), True, 1)
+    return found
 
 
 _PICKING = frozenset("Index IndexSelect Gather Sort Topk Take MaskedSelect".split())
@@ -232,6 +233,8 @@ class _Search:
         while len(sizes) > 1 and sizes[0] == 1 != rows:
             del sizes[0]  # a dimension in front of the rows
         before = int(sizes[0]) if sizes else 0
+        if not before and not rows:
+            return self.follow(node.next_functions[0][0], 0, depth - 1)
         if not before or not rows or (rows % before and before % rows):
             return None
         found = self.follow(node.next_functions[0][0], before, depth - 1)
@@ -321,26 +324,14 @@ def by_sample(tensor: Tensor, owners: Tensor, batch: int, each: int = 0) -> Tens
 
     Args:
         tensor, owners, batch: rows, the sample of each, and the number of samples.
-        each: rows that a sample has at most, whatever it holds: where integers are made of them,
-            how many others have may not matter. 0 fills up to the largest number.
-
-    Raises:
-        UnsupportedModule: another number than 0, and some samples, not all, have more.
+        each: as many rows at least. Where integers are made of them, how many others have may not
+            matter.
     """
     owners = owners.to(tensor.device)
     order = owners.argsort(stable=True)
     counts = torch.bincount(owners, minlength=batch)
     first = counts.cumsum(0) - counts
-    most = max(1, int(counts.max())) if batch else 1
-    if each:
-        if most > each and int(counts.min()) < most:
-            raise UnsupportedModule(
-                "gathered rows",
-                expected=f"at most the {each} rows that every sample has, or as many of all",
-                got=f"{int(counts.min())} to {most} rows of a sample",
-                remedy="Pick no row twice, or pass arithmetic='float'.",
-            )
-        most = max(most, each)
+    most = max(1, each, int(counts.max())) if batch else max(1, each)
     made = tensor.new_zeros((batch, most, *tensor.shape[1:]))
     sorted_owners = owners[order]
     place = torch.arange(len(owners), device=tensor.device) - first[sorted_owners]

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from dpkern import UnsupportedModule
+from dpkern import PrivacyEngine
+from dpkern.engine.exact_sums import COUNTS
 from tests.engine.device_path import device_path, needs_emulation
 from tests.engine.test_exact_sums import integers, plan_of, summed
 
@@ -92,14 +94,37 @@ def test_sums_of_floats_are_filled_up_no_further_than_needed(pick: Any) -> None:
         assert set(seen) == {1, T}
 
 
-def test_rows_that_are_picked_several_times_are_refused() -> None:
-    def repeated(expert: nn.Linear, h: Tensor, chosen: Tensor) -> Tensor:
-        tokens, rows = h.flatten(0, 1), torch.where(chosen.flatten())[0]
-        rows = torch.cat([rows] * (T + 1))
-        return torch.zeros_like(tokens).index_add(0, rows, expert(tokens[rows])).view_as(h)
+class Adapter(nn.Module):
+    """A layer that is used once more if some sample asks for it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, asks = self.inner(x[:, 0]), (x[:, 1, 0] > 0).float()[:, None]
+        return h + asks * self.inner(h) if bool(asks.any()) else h
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_uses_that_differ_between_batches_are_a_condition(asked: bool) -> None:
     torch.manual_seed(0)
-    module = Experts(repeated)
-    summed(module, batches()[0], plan_of(module, "float"))
-    with pytest.raises(UnsupportedModule, match="at most the 40 rows"):
-        summed(module, batches()[0], plan_of(module))
+    x = torch.randn(16, 2, D)
+    x[:, 1, 0] = -1
+    x[0, 1, 0] = 1 if asked else -1
+    model, engine = Adapter(), PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x), batch_size=4),
+        sampling="fixed",
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for _ in range(3):
+        for (some,) in loader:
+            optimizer.zero_grad()
+            model(some).square().sum(1).mean().backward()
+            optimizer.step()
+    notes = engine.step.certify(1e-5).notes
+    assert any(COUNTS in note for note in notes) == asked
