@@ -26,13 +26,13 @@ DEPTH = 64
 """Maximum number of operations that are followed back."""
 
 
-class Rows(NamedTuple):
-    """Which samples the rows of an operand belong to.
+class RowOwners(NamedTuple):
+    """The samples that the rows of an operand belong to.
 
     Attributes:
         owners: the sample of each row, ``[rows]``.
         gathered: whether rows were picked inside the module.
-        each: how many rows every sample had before any were picked.
+        each: rows of every sample before any were picked.
     """
 
     owners: Tensor
@@ -62,7 +62,7 @@ class GatheredRows:
 
     def owners(
         self, operation: str, names: str, x: Tensor, batch: int, batch_id: int
-    ) -> tuple[Rows | None, bool]:
+    ) -> tuple[RowOwners | None, bool]:
         """Return the samples of gathered rows, and whether rows may have moved as none follows.
 
         None stands for rows that were not gathered: the batch comes first.
@@ -96,7 +96,7 @@ class GatheredRows:
         return found, joins_others(x.grad_fn, found.owners, batch, batch_id)
 
 
-def rows_of(x: Tensor, batch: int, batch_id: int) -> Rows | None:
+def rows_of(x: Tensor, batch: int, batch_id: int) -> RowOwners | None:
     """Return the samples of an operand's rows; None if unknown."""
     if x.grad_fn is None or x.dim() == 0 or batch < 1:
         return None
@@ -105,7 +105,7 @@ def rows_of(x: Tensor, batch: int, batch_id: int) -> Rows | None:
     with _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext():
         found = search.follow(x.grad_fn, int(x.shape[0]), DEPTH)
     if found is None and not x.shape[0]:  # no sample has chosen this expert
-        return Rows(torch.empty(0, dtype=torch.long), True, 1)
+        return RowOwners(torch.empty(0, dtype=torch.long), True, 1)
     return found
 
 
@@ -195,9 +195,9 @@ class _Search:
 
     def __init__(self, batch: int, batch_id: int) -> None:
         self.batch, self.batch_id = batch, batch_id
-        self._known: dict[tuple[Any, int], Rows | None] = {}
+        self._known: dict[tuple[Any, int], RowOwners | None] = {}
 
-    def follow(self, node: Any, rows: int, depth: int) -> Rows | None:
+    def follow(self, node: Any, rows: int, depth: int) -> RowOwners | None:
         """Return the samples of a node's rows, and whether rows were gathered on the way."""
         if node is None or depth == 0:
             return None
@@ -207,7 +207,7 @@ class _Search:
             self._known[key] = self._looked_at(node, rows, depth)
         return self._known[key]
 
-    def _looked_at(self, node: Any, rows: int, depth: int) -> Rows | None:
+    def _looked_at(self, node: Any, rows: int, depth: int) -> RowOwners | None:
         captured = _captured(node)
         if captured is not None:
             return _of_use(captured, rows, self.batch, self.batch_id)
@@ -220,7 +220,7 @@ class _Search:
             found = self.follow(node.next_functions[0][0], before, depth - 1)
             if found is None:
                 return None
-            return Rows(found.owners[index.to(found.owners.device)], True, found.each * inner)
+            return RowOwners(found.owners[index.to(found.owners.device)], True, found.each * inner)
         if name in _SAME_ROWS or (name in _OF_A_DIMENSION and _leaves_rows(node)):
             for following, _ in node.next_functions:
                 found = self.follow(following, rows, depth - 1)
@@ -228,7 +228,7 @@ class _Search:
                     return found
         return None
 
-    def _reshaped(self, node: Any, rows: int, depth: int) -> Rows | None:
+    def _reshaped(self, node: Any, rows: int, depth: int) -> RowOwners | None:
         sizes = list(node._saved_self_sym_sizes)
         while len(sizes) > 1 and sizes[0] == 1 != rows:
             del sizes[0]  # a dimension in front of the rows
@@ -243,11 +243,11 @@ class _Search:
         owners, gathered, each = found
         if rows > before:
             times = rows // before
-            return Rows(owners.repeat_interleave(times), gathered, each * times)
+            return RowOwners(owners.repeat_interleave(times), gathered, each * times)
         together = owners.view(rows, before // rows)
         if not bool((together == together[:, :1]).all()):
             return None
-        return Rows(together[:, 0], gathered, -(-each * rows // before))
+        return RowOwners(together[:, 0], gathered, -(-each * rows // before))
 
 
 _OF_A_DIMENSION = frozenset(("Split", "Slice", "Softmax", "SplitWithSizes", "Select"))
@@ -277,14 +277,14 @@ def _captured(node: Any) -> CapturedOp | None:
     return None if use is node else use
 
 
-def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> Rows | None:
+def _of_use(use: CapturedOp, rows: int, batch: int, batch_id: int) -> RowOwners | None:
     if use.batch_id != batch_id or use.rows != rows:
         return None
     if use.owners is not None:
-        return Rows(use.owners, True, use.each)
+        return RowOwners(use.owners, True, use.each)
     if rows % batch:
         return None
-    return Rows(torch.arange(rows) // (rows // batch), False, rows // batch)
+    return RowOwners(torch.arange(rows) // (rows // batch), False, rows // batch)
 
 
 def _picked(node: Any, name: str, rows: int) -> tuple[Tensor, int, int] | None:

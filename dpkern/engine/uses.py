@@ -134,7 +134,7 @@ class CapturedOp:
     owners: Tensor | None = None
     """The sample of each row ``[rows]``, where rows were gathered; None if samples follow."""
     each: int = 0
-    """How many rows every sample had before any were gathered."""
+    """Rows of every sample before any were gathered."""
 
     @property
     def names(self) -> str:
@@ -142,7 +142,7 @@ class CapturedOp:
 
     @property
     def filled(self) -> int:
-        """How many rows gathered ones are filled up to; 0: as many as a sample has at most.
+        """Return as many rows as gathered ones are filled up to; 0: as a sample has at most.
 
         In exact arithmetic nothing may depend on the other samples (``KeepBudget.cached``).
         """

@@ -128,3 +128,31 @@ def test_uses_that_differ_between_batches_are_a_condition(asked: bool) -> None:
             optimizer.step()
     notes = engine.step.certify(1e-5).notes
     assert any(COUNTS in note for note in notes) == asked
+
+
+class Bags(nn.Module):
+    """Weighted bags of unequal lengths, given by offsets, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.last = nn.EmbeddingBag(50, 8, mode="sum"), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids, weights = x[..., 0].long(), x[..., 1]
+        lengths = torch.tensor([2, 5, 3])
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)[:-1]])
+        return self.last(self.bag(ids[mask], starts, per_sample_weights=weights[mask]))
+
+
+@pytest.mark.parametrize("weight", [float("inf"), float("nan")])
+def test_a_bag_is_not_filled_up_with_its_neighbours_weights(weight: float) -> None:
+    torch.manual_seed(0)
+    module, own = Bags(), torch.tensor([1.0, 0, 0])
+    ids = torch.randint(50, (3, 6), generator=torch.Generator().manual_seed(1)).float()
+    x = torch.stack([ids, torch.ones(3, 6)], dim=2)
+    usual = summed(module, x, plan_of(module), own)
+    x[1, 0, 1] = weight
+    found = summed(module, x, plan_of(module), own)
+    assert torch.equal(integers(found), integers(usual))
+    assert float(found.norms[0]) == float(usual.norms[0]) > 0

@@ -129,7 +129,7 @@ def _embedding_bag(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) 
         return lowest.masked_fill(~inside.any(1)[:, None], 0)
     if weights is not None:
         looked_up = looked_up * weights[:, :, None]
-    total = (looked_up * mask.to(looked_up.dtype)).sum(1)
+    total = looked_up.masked_fill(~mask, 0).sum(1)
     if mode in (None, "mean"):
         return total / inside.sum(1).clamp(min=1)[:, None].to(total.dtype)
     return total
@@ -147,7 +147,8 @@ def _padded(
     place = place.clamp(max=max(0, len(ids) - 1))
     if len(ids) == 0:
         return ids.new_zeros(place.shape), weights, inside
-    rows = None if weights is None else weights[place]
+    # What stands behind a bag is another sample's, and may be no finite number.
+    rows = None if weights is None else weights[place].masked_fill(~inside, 0)
     return ids[place], rows, inside
 
 

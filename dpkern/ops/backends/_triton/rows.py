@@ -124,8 +124,10 @@ def combine(partial: torch.Tensor, power: torch.Tensor) -> torch.Tensor:
 
 def added(parts: torch.Tensor) -> torch.Tensor:
     """Return float64 parts added over the last dimension."""
-    out = parts.new_empty(parts.shape[:-1])
     terms = parts.shape[-1]
+    if terms == 1:
+        return parts[..., 0]
+    out = parts.new_empty(parts.shape[:-1])
     block = min(1024, max(16, int(triton.next_power_of_2(terms))))
     launch(_added_kernel, out.numel(), parts, parts, out, terms, BLOCK=block)
     return out

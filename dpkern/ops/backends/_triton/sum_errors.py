@@ -1,4 +1,4 @@
-"""What sums over positions lose before they become integers: ``E`` of ``docs/exact.md``, lemma 3.
+"""Bound the loss of sums over positions that become integers: ``E`` of ``docs/exact.md``, lemma 3.
 
     E = share sum_t |a_t| |g_t| + tiny              linear layers; tied rows join with sum_s |e_s|
     E = share sqrt(sum_q m |x_q|^2 |g_q|^2) + tiny  convolutions of groups q
