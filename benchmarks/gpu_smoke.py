@@ -194,7 +194,10 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             *(40, 21),
             run=lambda o: ghost.rounded_sum([t(BATCH, 40, 21).bfloat16()], t.factors, [o], **on),
         ),
-        "ghost.conv_norm": lambda: ghost.conv_norm(*channels(), **conv, **on),
+        "ghost.conv_norm": lambda: [
+            ghost.conv_norm(*channels(), **conv, **on),
+            ghost.conv_norm(*channels(), groups=2, **conv, **on),
+        ],
         "ghost.conv_gradient": lambda: ghost.conv_gradient(*channels(), **conv, **on),
         "ghost.conv_sum": lambda: t.into(
             *(32, 16, 3, 3),
@@ -241,10 +244,15 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         "ghost.linear_sum": lambda: t.into(
             *(21, 33), run=lambda o: ghost.linear_sum(rows(33), rows(21), t.factors, o, **on)
         ),
-        "ghost.linear_integer_sum": lambda: whole(
-            *(21, 33),
-            run=lambda f, o: ghost.linear_integer_sum(rows(33), rows(21), f, o, **on),
-        ),
+        "ghost.linear_integer_sum": lambda: [
+            whole(
+                *(21, 33),
+                run=lambda f, o, rounding=rounding, count=count: ghost.linear_integer_sum(
+                    t(BATCH, count, 33), t(BATCH, count, 21), f, o, rounding=rounding, **on
+                ),
+            )
+            for count, rounding in ((7, "truncate"), (1, "truncate"), (1, "factors"))
+        ],
         "ghost.linear_integer_norm": lambda: ghost.linear_integer_norm(rows(33), rows(21), **on),
         "ghost.linear_sum_error": lambda: ghost.linear_sum_error(rows(33), rows(21), **on),
         "product.matmul": lambda: product.matmul(t(BATCH, 33), t(33, 21), t(21), **on),
