@@ -36,6 +36,7 @@ from .release_norms import with_clip_norm
 from .routes import KeepBudget
 from .row_owners import GatheredRows, rows_of
 from .sum_store import SumStore
+from .use_counts import UseCounts
 from .uses import (
     BackwardClipper,
     CapturedGradients,
@@ -92,6 +93,7 @@ class Capture:
         self.slots = [ParameterSource(self, i, n, p) for i, (n, p) in enumerate(named)]
         self.expressions: list[GradientSource] = []
         self.budget = KeepBudget(keep_budget)
+        self.use_counts = UseCounts()
         self.sum_store = SumStore()
         self.anchor = torch.zeros((), requires_grad=True)
         """Leaf of every captured op, so that outputs require gradients although the parameters are
@@ -150,9 +152,6 @@ class Capture:
         self.is_padded = False
         """Whether that pass has a number of rows that padding admits."""
         self.filling: Tensor | None = None
-        self.counts: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        """Kinds of exact sums and their positions, by parameter, as first seen."""
-        self.counts_differed = False
         """Whether a row of the running passes is no record but fills their batch up, bool ``[B]``;
         None where all rows are records."""
         self.tested: StaysAsTested | None = None
@@ -320,7 +319,7 @@ class Capture:
         folded = rows_of_each(rows, batch)
         names = ", ".join(t.source.name for t in targets if t is not None)
         found, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
-        owners, each = (None, 0) if found is None else (found.owners, found.each)
+        owners, each = (None, folded or 1) if found is None else (found.owners, found.each)
         if found is not None:
             operation, folded = f"{operation} of gathered rows", 2
         if x.dim() == 0 or folded is None:

@@ -29,7 +29,7 @@ from .allocator import give_back_freed_pages, keep_freed_pages
 from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients
-from .exact_sums import COUNTS, integer_sums, positions_of, squared_norms_rounded, sums_in_place
+from .exact_sums import integer_sums, squared_norms_rounded, sums_in_place
 from .group_sums import GroupSums
 from .joined import parts_of, sum_dtype_of, written_out
 from .layers.expression import Expression
@@ -38,6 +38,7 @@ from .per_sample_gradients import ExplicitGradients, squared_norms
 from .program import kinds
 from .program.close import close_replayed
 from .release_norms import take_over, with_clip_norm
+from .use_counts import CONDITION
 from .uses import CapturedGradients, ParameterSource
 
 KINDS = kinds.__all__
@@ -68,8 +69,8 @@ def close_into(step: DPStep, capture: Capture) -> None:
     if close_replayed(step, capture):
         return
     result = clipped_sums(capture, step.plan)
-    if capture.counts_differed:
-        step.ledger.assume(COUNTS)
+    if capture.use_counts.differed:
+        step.ledger.assume(CONDITION)
     if isinstance(result, clip.ClipResult):
         step.add(sum=result)
     elif result is not None and step.plan.mapped:
@@ -126,6 +127,8 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
         for source in capture.expressions:
             assert isinstance(source, Expression)
             source.lead_back()
+        if plan.arithmetic == "exact":
+            capture.use_counts.note(capture.slots)
         if sums_in_place(plan, capture.slots):
             result: clip.ClipResult | list[Tensor] = _integer_sums(capture, plan)
         elif plan.arithmetic == "exact":
@@ -151,10 +154,6 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     for slot in capture.slots:
         with attributed_to(slot):
             parts += [(slot, arrival) for arrival in _clipped_parts(slot, capture)]
-    for slot, arrival in parts:
-        found = type(arrival.record), *positions_of(arrival.record)
-        known = capture.counts.setdefault((slot.index, arrival.rows), found)
-        capture.counts_differed = capture.counts_differed or known != found
     result = integer_sums(
         plan,
         capture.slots,

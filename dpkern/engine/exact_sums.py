@@ -52,12 +52,6 @@ Part = tuple[ParameterSource, CapturedGradients]
 MADE_IN_PLACE = (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
 """Records whose integers are made without writing gradients out."""
 
-COUNTS = (
-    "how often a parameter is used, and on how many positions, does not depend on what the records "
-    "hold"
-)
-"""The condition of certificates where it differed between batches: kernels and errors follow it."""
-
 _INT32_MOST = 2**31 - 1
 FACTORED_MOST = 1 << 22
 """M below which gradients of one position are products of integer vectors."""
@@ -185,8 +179,8 @@ def integer_sums(
     else:
         # Parts that nobody holds: a graph that goes on adding to the store's memory would meet
         # the sums that are lent it next.
-        parts_of_it = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]
-        sums = _wide_sums(parts_of_it, groups, factors, most)
+        fresh = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]
+        sums = _wide_sums(fresh, groups, factors, most)
     return clip.ClipResult(
         sums=tuple(sums),
         norm_bound=math.hypot(*plan.group_bounds),
@@ -283,19 +277,6 @@ def _with_rows(
     if not isinstance(record, ExplicitGradients):
         arrival = CapturedGradients(record, arrival.rows)
     return slot, arrival, to_sum_dtype_dense(record.per_sample(), torch.float32)
-
-
-def positions_of(record: PerSampleGradients) -> tuple[int, ...]:
-    """Return the sizes by which kernels, routes and errors of a record's integers are chosen."""
-    if isinstance(record, NormedGradients):
-        return positions_of(record.record)
-    if isinstance(record, LinearGradients):
-        return (int(record.a.shape[1]),)
-    if isinstance(record, ConvolutionGradients):
-        return tuple(record.x.shape[2:])
-    if isinstance(record, TiedGradients):
-        return (int(record.table.ids.shape[1]), *positions_of(record.head))
-    return ()
 
 
 def add_factored(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
@@ -418,14 +399,12 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
 
 
 __all__ = [
-    "COUNTS",
     "Aim",
     "add_factored",
     "add_integers",
     "factoring_error",
     "integer_sums",
     "most_samples",
-    "positions_of",
     "rounding_error",
     "squared_norms_rounded",
     "sums_in_place",

@@ -133,8 +133,7 @@ def worth_keeping(record: LinearGradients | ConvolutionGradients, cached: int = 
     if isinstance(record, LinearGradients) and record.a.shape[1] == 1:
         return False
     if not record.g.is_cpu:
-        # What several samples leave idle together is no reason where nothing may depend on them.
-        work = Work.of(record if cached else record.part(slice(0, 1)))
+        work = Work.of(record)
         return work.gradients <= work.held or work.materialized <= work.norm_alone
     if isinstance(record, LinearGradients):
         positions = int(record.a.shape[1])

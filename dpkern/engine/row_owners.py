@@ -63,7 +63,7 @@ class GatheredRows:
     def owners(
         self, operation: str, names: str, x: Tensor, batch: int, batch_id: int
     ) -> tuple[RowOwners | None, bool]:
-        """Return the samples of gathered rows, and whether rows may have moved as none follows.
+        """Return the samples of gathered rows, and whether rows may have moved unseen.
 
         None stands for rows that were not gathered: the batch comes first.
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpkern
-from dpkern.base import dispatch
+from dpkern.base import dispatch, signature_reader
 from dpkern.base.kernel import Kernel
 from dpkern.base.rng import Key, Purpose
 from dpkern.ops import clip, noise, testing
@@ -135,3 +135,11 @@ def test_an_interceptor_sees_every_thread_and_not_its_own_calls() -> None:
     assert sorted(seen.count(thread) for thread in set(seen)) == [3, 3]
     call()
     assert len(seen) == 6
+
+
+def test_a_dtype_that_follows_from_a_later_tensor_is_refused_when_it_is_declared() -> None:
+    after = {"a": 'Operand[Tensor, "B"]', "e": 'Sum[Tensor, "B"]', "return": "None"}
+    assert signature_reader.read("sums", after, lambda _: None).group == "Operand"
+    before = {"e": after["e"], "a": after["a"], "return": "None"}
+    with pytest.raises(TypeError, match="a Sum stands in front"):
+        signature_reader.read("sums", before, lambda _: None)

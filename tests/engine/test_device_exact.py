@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,16 @@ def test_parts_of_wide_sums_are_not_lent_again(monkeypatch: pytest.MonkeyPatch) 
         narrow = summed(module, x[:3], plan, torch.full((3,), 100.0))
         assert {part.dtype for part in narrow.sums} == {torch.int32}
         assert len(lent) == 1
+
+
+@pytest.mark.parametrize(("capability", "taken"), [((7, 5), False), ((8, 0), True)])
+def test_devices_that_cannot_multiply_bytes_write_gradients_out(
+    capability: tuple[int, int], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(exact_sums, "availability", lambda _: (True, ""))
+    slot = SimpleNamespace(parameter=SimpleNamespace(device=torch.device("cuda"), is_cpu=False))
+    assert exact_sums._have_kernels([slot]) == taken  # type: ignore[list-item]
 
 
 def test_batch_invariance_is_not_tested_on_a_device() -> None:

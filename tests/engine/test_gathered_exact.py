@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkern import PrivacyEngine
-from dpkern.engine.exact_sums import COUNTS
+from dpkern.engine.use_counts import CONDITION
 from tests.engine.device_path import device_path, needs_emulation
 from tests.engine.test_exact_sums import integers, plan_of, summed
 
@@ -127,7 +127,28 @@ def test_uses_that_differ_between_batches_are_a_condition(asked: bool) -> None:
             model(some).square().sum(1).mean().backward()
             optimizer.step()
     notes = engine.step.certify(1e-5).notes
-    assert any(COUNTS in note for note in notes) == asked
+    assert any(CONDITION in note for note in notes) == asked
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 3)])
+def test_lengths_that_differ_between_batches_are_a_condition(lengths: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    layer, engine = nn.Linear(D, D), PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=layer,
+        optimizer=torch.optim.SGD(layer.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(torch.randn(48, 5, D)), batch_size=4),
+        sampling="fixed",
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for step, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x[:, : lengths[step > 8]]).square().sum((1, 2)).mean().backward()
+        optimizer.step()
+    assert engine.capture.program.replays > 3
+    notes = engine.step.certify(1e-5).notes
+    assert any(CONDITION in note for note in notes) == (lengths == (5, 3))
 
 
 class Bags(nn.Module):

@@ -203,16 +203,15 @@ def _split(rows: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
 
 def _of_experts(use: CapturedOp, x: Tensor, g: Tensor, ends: Tensor) -> Tensor:
     """Return each sample's gradients of all experts' weights, ``[B, E, d, p]``."""
-    rows = max(1, len(x) // max(1, use.batch))
-    samples = torch.arange(len(x), device=x.device) // rows
+    samples = torch.arange(len(x), device=x.device) // max(1, len(x) // max(1, use.batch))
     owners = samples if use.owners is None else use.owners.to(x.device)
-    filled = use.filled if use.owners is not None or use.capture.budget.cached else rows
     wide = sum_dtype(x.dtype)
     parts = zip(
         _split(x.to(wide), ends), _split(g.to(wide), ends), _split(owners, ends), strict=True
     )
     each = [
-        by_sample(a, of, use.batch, filled).transpose(1, 2) @ by_sample(b, of, use.batch, filled)
+        by_sample(a, of, use.batch, use.filled).transpose(1, 2)
+        @ by_sample(b, of, use.batch, use.filled)
         for a, b, of in parts
     ]
     return torch.stack(each, dim=1)

@@ -25,7 +25,7 @@ def _refuse_integers(x: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> st
     return integers.refuse_long(x, g, g[:1, :1].numel())
 
 
-def _operands(
+def _geometry(
     x: torch.Tensor,
     g: torch.Tensor,
     *,
@@ -35,8 +35,12 @@ def _operands(
     dilation: Any = 1,
     groups: int = 1,
     **_: Any,
-) -> tuple[Operands, Geometry]:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+) -> Geometry:
+    return Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+
+
+def _operands(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> tuple[Operands, Geometry]:
+    geometry = _geometry(x, g, **arguments)
     return Operands.convolution(x, g, geometry), geometry
 
 
@@ -97,18 +101,8 @@ def _added(
     increment_version(out)
 
 
-def _sum_error(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Any,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    return sum_errors.conv_sum_error(x, g, geometry)
+def _sum_error(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    return sum_errors.conv_sum_error(x, g, _geometry(x, g, **arguments))
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

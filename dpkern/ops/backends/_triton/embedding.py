@@ -16,11 +16,11 @@ import triton.language as tl
 
 from ...ghost._bounds import gamma
 from .launch import INTERPRETED, launch
+from .operands import NO_PADDING
 from .rows import added
 
 _CHUNK = 64
 _COLUMNS = 1024 if INTERPRETED else 128
-_NO_PADDING = -(2**62)
 
 
 @triton.jit(do_not_specialize=["positions", "columns", "blocks", "padding"])
@@ -264,7 +264,7 @@ def _embedding_norm(
         positions,
         columns,
         blocks,
-        _NO_PADDING if padding_idx is None else padding_idx,
+        NO_PADDING if padding_idx is None else padding_idx,
         CHUNK=_CHUNK,
         COLUMNS=_COLUMNS,
     )
@@ -304,7 +304,7 @@ def _embedding_sum(
         ids.shape[1],
         columns,
         blocks,
-        _NO_PADDING if padding_idx is None else padding_idx,
+        NO_PADDING if padding_idx is None else padding_idx,
         **meta,
     )
     if chunks > 1:
@@ -336,7 +336,7 @@ def _embedding_integer_sum(
         positions,
         columns,
         blocks,
-        _NO_PADDING if padding_idx is None else padding_idx,
+        NO_PADDING if padding_idx is None else padding_idx,
         CHUNK=_CHUNK,
         COLUMNS=_COLUMNS,
     )

@@ -19,8 +19,8 @@ from torch.autograd.graph import increment_version
 
 from .direct import constants, tile_of, tiles
 from .launch import launch
-from .operands import MULTIPLE, Operands, inputs, outputs, product
-from .sum_errors import NO_PADDING, tied_sum_error
+from .operands import MULTIPLE, NO_PADDING, Operands, inputs, outputs, product, tile_at
+from .sum_errors import tied_sum_error
 from .tuned import Tile
 
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
@@ -43,15 +43,11 @@ def terms_kernel(
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
-    column_tiles = tl.cdiv(columns, COLUMNS)
-    tiles = tl.cdiv(rows, ROWS) * column_tiles
-    split = tl.program_id(0) // (tiles * sizes[3])
-    group = (tl.program_id(0) // tiles % sizes[3]).to(tl.int64)
-    tile = tl.program_id(0) % tiles
+    i, j, part = tile_at(rows, columns, ROWS, COLUMNS)
+    split = part // sizes[3]
+    group = (part % sizes[3]).to(tl.int64)
     a += group * sizes[4] * a_strides[1]
     g += group * rows * g_strides[1]
-    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
-    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.int32)
     sums = tl.zeros([ROWS, COLUMNS], SUMS)
     chunks = tl.cdiv(positions, DEPTH)
@@ -89,12 +85,8 @@ def single_kernel(
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add ``trunc((c_b g_b) outer a_b)`` of a range of samples of one position to one tile."""
-    column_tiles = tl.cdiv(columns, COLUMNS)
-    tiles = tl.cdiv(rows, ROWS) * column_tiles
-    tile = tl.program_id(0) % tiles
-    first = tl.program_id(0) // tiles * per_split
-    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
-    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+    i, j, split = tile_at(rows, columns, ROWS, COLUMNS)
+    first = split * per_split
     total = tl.zeros([ROWS, COLUMNS], tl.int32)
     for sample in range(first, tl.minimum(first + per_split, batch)):
         factor = tl.load(factors + sample)
@@ -126,14 +118,10 @@ def tied_kernel(
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
-    column_tiles = tl.cdiv(columns, COLUMNS)
-    tiles = tl.cdiv(rows, ROWS) * column_tiles
-    tile = tl.program_id(0) % tiles
-    begin = tile // column_tiles * ROWS
-    i = begin + tl.arange(0, ROWS)
-    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+    i, j, split = tile_at(rows, columns, ROWS, COLUMNS)
+    begin = tl.min(i)
     total = tl.zeros([ROWS, COLUMNS], tl.int32)
-    first = tl.program_id(0) // tiles * per_split
+    first = split * per_split
     for sample in range(first, tl.minimum(first + per_split, batch)):
         factor = tl.load(factors + sample)
         x = a + tl.cast(sample, tl.int64) * a_strides[0]

@@ -28,6 +28,8 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 _WIDE, MULTIPLE = 1024, 16
 """Widths from the first on, such as a vocabulary of 50257, are filled up to multiples of the
 second: Triton makes wide loads only of sizes that are multiples of 16."""
+NO_PADDING = -(2**62)
+"""An id that no table has."""
 _FLAT = (1,) * 18  # no geometry: columns lie where they are
 
 
@@ -151,6 +153,17 @@ def too_large(a: torch.Tensor, g: torch.Tensor, positions: int) -> str | None:
 
 def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
     return (missing,) * (3 - len(sizes)) + sizes
+
+
+@triton.jit
+def tile_at(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the rows and columns of a program's tile, and which of a tile's programs it is."""
+    column_tiles = tl.cdiv(columns, COLUMNS)
+    tiles = tl.cdiv(rows, ROWS) * column_tiles
+    tile = tl.program_id(0) % tiles
+    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
+    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+    return i, j, tl.program_id(0) // tiles
 
 
 @triton.jit

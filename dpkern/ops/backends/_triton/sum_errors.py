@@ -21,9 +21,9 @@ from ...ghost.conv import Geometry
 from .. import _numbers
 from . import rows
 from .launch import INTERPRETED, launch, number
+from .operands import NO_PADDING
 from .precision import CHUNK, LEAST_CHUNK, SIXTEEN
 
-NO_PADDING = -(2**62)
 _POSITIONS, _BLOCK = (64, 1024) if INTERPRETED else (16, 128)
 _PARTS = 128
 

@@ -14,10 +14,9 @@ import triton.language as tl
 
 from ...ghost._bounds import gamma
 from .launch import launch
-from .operands import product
+from .operands import NO_PADDING, product
 from .rows import added
 
-_NO_PADDING = -(2**62)
 _META: dict[str, Any] = {"ROWS": 16, "DEPTH": 32}
 
 
@@ -106,7 +105,7 @@ def _tied_cross(
         columns,
         g.shape[2],
         blocks,
-        _NO_PADDING if padding_idx is None else padding_idx,
+        NO_PADDING if padding_idx is None else padding_idx,
         fused=True,
         **_META,
     )

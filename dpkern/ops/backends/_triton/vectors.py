@@ -21,6 +21,7 @@ import triton.language as tl
 from .. import _numbers
 from .integers import shares
 from .launch import INTERPRETED, launch, number
+from .operands import tile_at
 
 _BLOCK = 4096 if INTERPRETED else 512
 _TILE, _DEPTH, _WARPS = 64, 64, 4
@@ -131,12 +132,8 @@ def products_kernel(
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Add products of bytes over a range of samples to one tile."""
-    column_tiles = tl.cdiv(columns, TILE)
-    tiles = tl.cdiv(rows, TILE) * column_tiles
-    tile = tl.program_id(0) % tiles
-    first = tl.program_id(0) // tiles * per_split
-    i = tile // column_tiles * TILE + tl.arange(0, TILE)
-    j = tile % column_tiles * TILE + tl.arange(0, TILE)
+    i, j, split = tile_at(rows, columns, TILE, TILE)
+    first = split * per_split
     high = tl.zeros([TILE, TILE], tl.int32)
     cross = tl.zeros([TILE, TILE], tl.int32)
     low = tl.zeros([TILE, TILE], tl.int32)

@@ -18,7 +18,7 @@ import triton.language as tl
 from . import chained, tuned
 from .direct import constants, tile_of, tiles
 from .launch import launch
-from .operands import Operands, inputs, outputs, product
+from .operands import Operands, inputs, outputs, product, tile_at
 from .precision import SIXTEEN
 from .tuned import Tile
 
@@ -46,15 +46,11 @@ def positions_kernel(
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
-    column_tiles = tl.cdiv(columns, COLUMNS)
-    tiles = tl.cdiv(rows, ROWS) * column_tiles
-    split = tl.program_id(0) // (tiles * sizes[3])
-    group = (tl.program_id(0) // tiles % sizes[3]).to(tl.int64)
-    tile = tl.program_id(0) % tiles
+    i, j, part = tile_at(rows, columns, ROWS, COLUMNS)
+    split = part // sizes[3]
+    group = (part % sizes[3]).to(tl.int64)
     a += group * sizes[4] * a_strides[1]
     g += group * rows * g_strides[1]
-    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
-    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], SUMS)
     first = split * per_split
     end = tl.minimum(first + per_split, last)
@@ -89,15 +85,11 @@ def samples_kernel(
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
-    column_tiles = tl.cdiv(columns, COLUMNS)
-    tiles = tl.cdiv(rows, ROWS) * column_tiles
-    split = tl.program_id(0) // (tiles * sizes[3])
-    group = (tl.program_id(0) // tiles % sizes[3]).to(tl.int64)
-    tile = tl.program_id(0) % tiles
+    i, j, part = tile_at(rows, columns, ROWS, COLUMNS)
+    split = part // sizes[3]
+    group = (part % sizes[3]).to(tl.int64)
     a += group * sizes[4] * a_strides[1]
     g += group * rows * g_strides[1]
-    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
-    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], SUMS)
     chunks = tl.cdiv(positions, DEPTH)
     first = split * per_split
