@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkern import PrivacyEngine
+from dpkern.engine import clipping
+from dpkern.engine.capture import Capture
 from dpkern.engine.use_counts import CONDITION
+from dpkern.privacy.mechanisms import Plan
 from tests.engine.device_path import device_path, needs_emulation
 from tests.engine.test_exact_sums import integers, plan_of, summed
 
@@ -92,6 +95,24 @@ def test_sums_of_floats_are_filled_up_no_further_than_needed(pick: Any) -> None:
         assert set(seen) == {1}
         summed(module, batches()[0], plan_of(module))
         assert set(seen) == {1, T}
+
+
+def test_gathered_rows_are_no_room_for_kept_gradients() -> None:
+    """Another layer's gradients would be kept or not by how many rows others have."""
+
+    def room(x: Tensor, plan: Plan) -> int:
+        capture = Capture(Experts(looped), loss_reduction="sum")
+        clipping.prepare(capture, lambda: plan)
+        capture.attach()
+        capture.module(x)
+        found = capture.budget.activations
+        capture.detach()
+        return found
+
+    module = Experts(looped)
+    few, many = batches()
+    assert room(few, plan_of(module)) == room(many, plan_of(module)) > 0
+    assert room(few, plan_of(module, "float")) < room(many, plan_of(module, "float"))
 
 
 class Adapter(nn.Module):

@@ -109,6 +109,51 @@ def test_integers_are_those_of_each_sample_in_any_order_and_split(positions: int
     assert torch.equal(found, whole)
 
 
+def test_vectors_are_those_of_the_reference() -> None:
+    """Some samples in a hundred are longer than they may be at the first try."""
+    a, g, factors = random(400, 1, 3), random(400, 1, 5, seed=2), random(400, seed=3) * 3e3
+    mine, theirs = torch.zeros(2, 5, 3, dtype=torch.int32)
+    ghost.linear_integer_sum(a, g, factors, mine, rounding="factors", **ON)
+    ghost.linear_integer_sum(a, g, factors, theirs, rounding="factors", backend="reference")
+    assert torch.equal(mine, theirs)
+
+
+def test_rows_that_stand_alone_are_multiplied_as_the_reference_does() -> None:
+    ids, g = torch.arange(120).view(2, 60), random(2, 60, 33)
+    factors = torch.tensor([1e5, 3e5])
+    mine, theirs = torch.zeros(2, 120, 33, dtype=torch.int32)
+    ghost.embedding_integer_sum(ids, g, factors, mine, **ON)
+    ghost.embedding_integer_sum(ids, g, factors, theirs, backend="reference")
+    assert torch.equal(mine, theirs)
+
+
+def test_rows_of_a_tied_weight_count_in_its_error() -> None:
+    """A thousand rows of one id, of one sign: every addition rounds a longer sum."""
+    lookups, ids = 1024, torch.zeros(1, 1024, dtype=torch.int64)
+    e = 1 + torch.rand(1, lookups, 8, generator=torch.Generator().manual_seed(1))
+    a, g, out = torch.zeros(1, 1, 8), torch.zeros(1, 1, 2), torch.zeros(2, 8, dtype=torch.int32)
+    (error,) = ghost.tied_sum_error(ids, a, g, e, **ON).tolist()
+    ghost.tied_integer_sum(ids, a, g, e, torch.tensor([2.0**18]), out, **ON)
+    lost = float((out[0].double() / 2**18 - e[0].double().sum(0)).norm())
+    assert lost + math.sqrt(8) / 2**18 < error
+    (alone,) = ghost.tied_sum_error(ids[:, :1], a, g, e.sum(1, keepdim=True), **ON).tolist()
+    assert lost - math.sqrt(8) / 2**18 > alone  # more than one position's roundings
+
+
+@pytest.mark.parametrize("positions", [1, 2, 16, 17, 63, 64, 65, 130, 1024, 9000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_16_bits_lose_as_much_as_the_model_says(
+    positions: int, dtype: torch.dtype, interpreted: Callable[[str], Any]
+) -> None:
+    """Three roundings for every term of a chunk as the kernel has it, one for every chunk."""
+    at, operands = interpreted("direct"), interpreted("operands")
+    a = torch.zeros(1, positions, 64, dtype=dtype)
+    depth = at.tile_of(operands.Operands.linear(a, a), dtype).depth
+    least = 3 * depth + 1 + -(-positions // depth)
+    assert interpreted("sum_errors").roundings(dtype, positions) >= least
+    assert interpreted("sum_errors").roundings(torch.float32, positions) == positions
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_bytes_hold_the_longest_vectors(sign: int) -> None:
     """One entry that is all of its vector: 2^14, or as much as a product of 2^22 allows."""

@@ -96,15 +96,14 @@ def bound_kernel(
 
 
 def roundings(dtype: torch.dtype, positions: int) -> int:
-    """Return how many roundings a product meets in a sum over positions.
+    """Return how many roundings a product meets in a sum over positions, at most.
 
-    Products of 16 bits meet three for each term of a chunk, as ``precision`` has it, and one for
-    each chunk.
+    Products of 16 bits meet three for each term of a chunk, and one for each chunk, whichever
+    length of chunks a tile has (``precision``).
     """
     if dtype not in SIXTEEN:
         return positions
-    depth = min(CHUNK, max(LEAST_CHUNK, int(triton.next_power_of_2(positions))))
-    return 3 * depth + 1 + -(-positions // LEAST_CHUNK)
+    return 3 * CHUNK + 1 + -(-positions // LEAST_CHUNK)
 
 
 def bound(
