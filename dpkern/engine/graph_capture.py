@@ -57,7 +57,6 @@ class GraphCapture:
         outside: uses outside of them in that pass.
         reason: why the last compiled training pass had no use inside a graph; empty if it had.
         recording: whether uses are noted now.
-        batch_id: the samples whose uses were last captured in graphs.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -68,7 +67,6 @@ class GraphCapture:
         self.outside = 0
         self.reason = "no compiled pass yet"
         self.recording = False
-        self.batch_id = -1
         self._plans: dict[Hashable, list[TappedUse]] = {}
         self._parts: dict[int, bool] = {}
         self._noted: list[TappedUse] = []
@@ -76,7 +74,7 @@ class GraphCapture:
         self._again: set[int] = set()
         self._handed: HandedTaps | None = None
         self._compiled = self._suspended = False
-        self._graphs_before = 0
+        self._graphs_before = self._met = 0
         self._missed = 0
 
     def __str__(self) -> str:
@@ -107,6 +105,7 @@ class GraphCapture:
         if not (in_compiled_call() or self._has_compiled_parts()):
             return
         self._compiled, self.inside, self.outside = True, 0, 0
+        self._met = self.capture.program.met
         self._hand_out_taps(args, kwargs)
         if self.reason and in_compiled_call():
             self._suspend()
@@ -133,7 +132,6 @@ class GraphCapture:
         plan = self._plans.get(key)
         if plan is None and len(self._plans) < MAX_PLANS:
             plan = self._plans[key] = self._record(args, kwargs)
-            self.outside = 0
         if not plan:
             many = plan is None
             self.reason = "too many shapes of inputs" if many else "no use that a graph can hold"
@@ -155,9 +153,11 @@ class GraphCapture:
             self._suspended = False
             resume()
         handed, self._handed = self._handed, None
+        if self._compiled:
+            self.outside = self.capture.program.met - self._met
         if handed is not None:
             handed.close()
-            self.inside = sum(captured is not None for captured in handed.captured)
+            self.inside = handed.inside
         if not self._compiled:
             return
         self._compiled = False
@@ -220,8 +220,7 @@ class GraphCapture:
     # recording
 
     def heard(self, captured: CapturedOp) -> None:
-        """Take note of a use that was registered outside of graphs."""
-        self.outside += 1
+        """Take note of a use that a pass beside the one that is trained on has registered."""
         if self.recording:
             self._heard.append(captured)
             if torch._C._current_graph_task_id() != -1:
@@ -337,8 +336,6 @@ class GraphCapture:
 
     def _hand_out(self, plan: list[TappedUse]) -> None:
         capture = self.capture
-        capture.program.leave("uses inside compiled graphs")
-        self.batch_id = capture.batch_number
         handed = self._handed = HandedTaps(capture, plan)
         taps = iter(applied(ParameterTaps, capture.anchor, handed))
         for use in plan:

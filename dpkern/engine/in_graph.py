@@ -43,6 +43,8 @@ class TappedOperation:
         tails: shapes of the taps behind the rows, and their dtypes, from operand, parameters and
             result of a recorded use.
         deliver: hands the taps' gradients to the capture; ``(captured, use, *gradients)``.
+        check: refuses an operand that is none of samples; ``(use, operand)``. None where the first
+            tap's gradient is no operand.
     """
 
     names: Sequence[str]
@@ -50,6 +52,7 @@ class TappedOperation:
     run: Callable[..., Tensor]
     tails: Callable[..., Sequence[tuple[Shape, torch.dtype]]]
     deliver: Callable[..., None]
+    check: Callable[..., None] | None = None
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""ParameterTaps of compiled graphs: handed out before a pass, their gradients taken in after it."""
+"""Taps of compiled graphs: handed out before a pass, their gradients taken in after it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from torch import Tensor
 
 from .in_graph import HANDED, TappedUse
 from .parameter import differentiable_once
+from .program.site import OperandSite
 from .uses import CapturedOp
 
 if TYPE_CHECKING:
     from .capture import Capture
+    from .program.run import ReplayRun
 
 
 class HandedTaps:
-    """The taps of one pass, and the uses that took them."""
+    """The taps of one pass, and the uses that took them.
+
+    Attributes:
+        inside: number of uses whose taps were taken.
+    """
 
     def __init__(self, capture: Capture, plan: list[TappedUse]) -> None:
         self.capture = capture
@@ -25,15 +31,38 @@ class HandedTaps:
         self.batch_id = capture.batch_number
         self.padded = capture.padded
         self.captured: list[CapturedOp | None] = [None] * len(plan)
+        self.inside = 0
+        self._run: ReplayRun | None = None
+        self._first = 0
+        """The site of the first use, in a run."""
 
     def close(self) -> None:
-        """Register the uses whose taps a finished pass has taken."""
-        for number, use in enumerate(self.plan):
+        """Register the uses whose taps a finished pass has taken, unless they are replayed."""
+        taken = [number for number, use in enumerate(self.plan) if not use.is_open]
+        for use in self.plan:
             use.source.tapped.clear()
-            if not use.is_open:
-                self.use(number)
             use.is_open = False
             delattr(HANDED, use.place)
+        self.inside = len(taken)
+        if self.inside == len(self.plan):
+            self._run = self.capture.program.meet(self.plan)
+        if self._run is not None:
+            self._first = len(self._run.sites) - len(self.plan)
+            return
+        for number in taken:
+            self.capture.program.note_in_graph(self.use(number), self.plan[number])
+
+    def deliver(self, number: int, *gradients: Tensor) -> None:
+        """Hand the gradients of a use's taps to its site in the run, or to the capture."""
+        use = self.plan[number]
+        if self._run is None:
+            use.operation.deliver(self.use(number), use, *gradients)
+            return
+        site = self._run.sites[self._first + number]
+        assert isinstance(site, OperandSite)
+        if use.operation.check is not None:
+            use.operation.check(use, gradients[0])
+        site.arrive(self._run, gradients[0], gradients[-1])
 
     def use(self, number: int) -> CapturedOp:
         """Return the use that took these taps, as an uncompiled one would have registered it."""
@@ -68,10 +97,14 @@ class ParameterTaps(torch.autograd.Function):
         ctx.handed = handed
         ctx.set_materialize_grads(False)
         taps = []
+        zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for use in handed.plan:
             rows = handed.batch * use.fold
             for tail, dtype in use.tap_tails:
-                zero = torch.zeros((), dtype=dtype, device=use.device)
+                zero = zeros.get((dtype, use.device))
+                if zero is None:
+                    zero = torch.zeros((), dtype=dtype, device=use.device)
+                    zeros[dtype, use.device] = zero
                 taps.append(zero.expand(rows, *tail))
         return tuple(taps)
 
@@ -83,9 +116,9 @@ class ParameterTaps(torch.autograd.Function):
         for number in range(len(handed.plan) - 1, -1, -1):
             use = handed.plan[number]
             last -= len(use.tap_tails)
-            given = gradients[last : last + len(use.tap_tails)]
-            if all(gradient is not None for gradient in given):
-                use.operation.deliver(handed.use(number), use, *given)
-            else:
-                assert all(gradient is None for gradient in given)
+            count = len(use.tap_tails)
+            given = [g for g in gradients[last : last + count] if g is not None]
+            assert len(given) in (0, count)
+            if given:
+                handed.deliver(number, *given)
         return None, None

@@ -46,13 +46,13 @@ def _lookup_tails(ids: Tensor, weight: Tensor, bias: None, y: Tensor) -> Tails:
 
 def _deliver_linear(captured: CapturedOp, use: TappedUse, x: Tensor, g: Tensor) -> None:
     if captured.wants(g):
-        _check_operand(captured, use, x)
+        _check_operand(use, x)
         linear._arrive(captured, x, g)
 
 
 def _deliver_convolution(captured: CapturedOp, use: TappedUse, x: Tensor, g: Tensor) -> None:
     if captured.wants(g):
-        _check_operand(captured, use, x)
+        _check_operand(use, x)
         conv._arrive(captured, x, plain(use.source.used), g)
 
 
@@ -67,11 +67,11 @@ def _deliver_copies(captured: CapturedOp, use: TappedUse, *gradients: Tensor) ->
         norm._deliver(captured, use.source.shape, *rows)
 
 
-def _check_operand(captured: CapturedOp, use: TappedUse, x: Tensor) -> None:
+def _check_operand(use: TappedUse, x: Tensor) -> None:
     """Refuse a buffer where the recorded pass has seen samples, as far as its storage shows."""
     if not use.differentiable and is_buffer(x, use.source.used):
         raise PrivacyError(
-            f"{captured.names} in {captured.operation}",
+            f"{use.source.name} in {use.name}",
             expected="samples, as in the pass that the graph was recorded from",
             got="a buffer of the module",
             remedy="Use one parameter for one of the two, or leave the module uncompiled.",
@@ -172,6 +172,7 @@ _enter(
     _product,
     _product_tails,
     _deliver_linear,
+    _check_operand,
 )
 _enter(
     [torch.conv1d, torch.conv2d, torch.conv3d],
@@ -180,6 +181,7 @@ _enter(
     _product,
     _product_tails,
     _deliver_convolution,
+    _check_operand,
 )
 _enter(
     [F.embedding],

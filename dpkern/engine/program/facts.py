@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..in_graph import TappedUse
 from ..uses import CapturedOp, ParameterSource
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class UseFacts:
         saved: options of the operation, as pairs.
         nodes, kinds: autograd nodes between the use before and this one.
         obstacle: why no program can hold this use; empty if one can.
+        tapped: the taps of a use inside a compiled graph; None outside of graphs.
     """
 
     operation: str
@@ -43,6 +45,7 @@ class UseFacts:
     nodes: int
     kinds: tuple[type[Any], ...]
     obstacle: str = ""
+    tapped: TappedUse | None = None
 
     @property
     def slots(self) -> list[ParameterSource | None]:
@@ -52,13 +55,13 @@ class UseFacts:
         ]
 
 
-def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFacts:
+def facts_of(use: CapturedOp, x: Tensor, kinds: Collection[tuple[str, bool]]) -> UseFacts:
     """Return the facts of a use whose operation has this input.
 
     Args:
         use: the use, which has just been registered.
         x: the input, with the samples in its first dimension.
-        operations: operations that a program can replay.
+        kinds: operations that a program can replay, and whether it does so inside graphs.
     """
     batch = max(use.batch, 1)
     return UseFacts(
@@ -72,16 +75,38 @@ def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFact
         saved=tuple(use.saved.items()),
         nodes=use.nodes,
         kinds=use.kinds,
-        obstacle=_obstacle(use, x, operations),
+        obstacle=_obstacle(use, x, kinds),
     )
 
 
-def _obstacle(use: CapturedOp, x: Tensor, operations: Collection[str]) -> str:
+def facts_in_graph(use: CapturedOp, tapped: TappedUse) -> UseFacts:
+    """Return the facts of a use inside a compiled graph.
+
+    Its kinds are those of no node, so that no use outside of graphs is taken for it.
+    """
+    kind = tapped.device.type
+    return UseFacts(
+        operation=use.operation,
+        targets=use.targets,
+        key=use.site,
+        fold=tapped.fold,
+        tail=tapped.tail,
+        dtype=tapped.dtype,
+        differentiable=tapped.differentiable,
+        saved=tuple(use.saved.items()),
+        nodes=0,
+        kinds=(TappedUse,),
+        obstacle="" if kind == "cpu" else f"{use.operation} runs on {kind}",
+        tapped=tapped,
+    )
+
+
+def _obstacle(use: CapturedOp, x: Tensor, kinds: Collection[tuple[str, bool]]) -> str:
     if torch._C._current_graph_task_id() != -1:
         return f"{use.operation} runs again inside the backward pass"
     if use.moves:
         return f"{use.operation} sees rows that each batch may move in its own way"
-    if use.operation not in operations:
+    if (use.operation, False) not in kinds:
         return f"{use.operation} is not replayed"
     if torch.is_autocast_enabled(x.device.type):
         return f"{use.operation} runs under autocast"

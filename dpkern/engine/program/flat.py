@@ -56,7 +56,7 @@ class Flat:
         self.arithmetic, self.groups = arithmetic, groups
         self.sites: list[UseSite] = []
         for facts, kept in uses:
-            site = KINDS[facts.operation](facts, kept)
+            site = KINDS[facts.operation, facts.tapped is not None](facts, kept)
             site.index = len(self.sites)
             self.sites.append(site)
         self.keys = {site.facts.key for site in self.sites}

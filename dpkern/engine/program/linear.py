@@ -19,22 +19,31 @@ from ..uses import CapturedOp
 from .facts import UseFacts
 from .quick import compiled_use, quick, quick_backward
 from .run import ReplayRun, next_site
-from .site import NotReplayed, Part, UseSite, address, apply_of, kind, skip_frames, written_since
+from .site import (
+    NotReplayed,
+    OperandSite,
+    Part,
+    address,
+    apply_of,
+    kind,
+    skip_frames,
+    written_since,
+)
 
 if TYPE_CHECKING:
     from .flat import Flat
 
 _differentiable = torch.is_grad_enabled
-_task = torch._C._current_graph_task_id
 _empty = torch.empty
 _mm = torch.mm
 
 
 @kind
-class LinearSite(UseSite):
+class LinearSite(OperandSite):
     """Linear map ``x [k B, ..., d] -> [k B, ..., p]``, with ``T`` positions per sample."""
 
     operations = ("linear",)
+    places = (False, True)
     joined_as = "operands"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
@@ -128,6 +137,9 @@ class LinearSite(UseSite):
         run.held[self.index] = held if not self.kept else self._held_of_bias(g)
         run.order.append(self.index)
 
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        recorded._arrive(use, x, g)
+
     def _held_of_bias(self, g: Tensor) -> tuple[Any, ...]:
         """Return what is left to hold where the weight's gradients are kept."""
         shared = self.bias_part is not None and self.bias_part.joined
@@ -169,16 +181,7 @@ def _gradient(
         refuse_double_backward()
     run: ReplayRun = ctx.run
     site: LinearSite = ctx.site
-    use: Any = entered
-    if use is None:
-        use = run.task == _task() or run.enters(site, g)
-    if use is True:
-        if run.held[site.index] is None and site.expects(x, g):
-            site.take(run, x, g)
-        else:
-            recorded._arrive(run.repeated(site), x, g)
-    elif use is not False:
-        recorded._arrive(use, x, g)
+    site.arrive(run, x, g, entered)
     if not site.differentiable:
         return None, None, None, None
     weight = site.plain_weight

@@ -11,7 +11,7 @@ path, and ``reason`` says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +21,13 @@ from ...ops import direct
 from ...privacy.mechanisms import Plan
 from ..clip_norms import NormedGradients
 from ..exact_sums import sums_in_place
+from ..in_graph import TappedUse
 from ..parameter import without_torch_function
 from ..per_sample_gradients import ExplicitGradients
 from ..uncompiled import SHORT_CUTS
 from ..uses import CapturedOp, ParameterSource
 from .arithmetic import arithmetic_of
-from .facts import UseFacts, facts_of
+from .facts import UseFacts, facts_in_graph, facts_of
 from .flat import Flat
 from .releases import is_replayed
 from .run import ReplayRun
@@ -72,19 +73,34 @@ class Program:
 
     def note(self, use: CapturedOp, x: Tensor) -> None:
         """Note a use of the current samples that the recorded path registers."""
+        self._note(use, facts_of(use, x, KINDS.keys()))
+
+    def note_in_graph(self, use: CapturedOp, tapped: TappedUse) -> None:
+        """Note a use of the current samples that a compiled graph has made."""
+        self._note(use, facts_in_graph(use, tapped))
+
+    @property
+    def met(self) -> int:
+        """The number of uses of the current samples so far, replayed or recorded."""
+        batch_id, run = self.capture.batch_number, self.run
+        if run.live and run.batch_id == batch_id:
+            return run.cursor
+        return len(self._noted) if self._noted_ticket == batch_id else 0
+
+    def _note(self, use: CapturedOp, facts: UseFacts) -> None:
+        if self.capture.graphs.recording:
+            return  # a pass beside the one that is trained on
         if self.run.live and self.run.batch_id == use.batch_id:
             self.abandon(f"{use.operation} in the place of another use")
         if use.batch_id != self._noted_ticket:
             self._noted, self._noted_ticket = [], use.batch_id
-        self._noted.append(facts_of(use, x, KINDS.keys()))
+        self._noted.append(facts)
 
     def learn(self, plan: Plan) -> None:
         """Learn from samples that the recorded path closes, whose gradients have all arrived."""
         noted, self._noted = self._noted, []
         if self._noted_ticket != self.capture.batch_number or not self.enabled:
             return
-        if self.capture.graphs.batch_id == self._noted_ticket:
-            return  # graphs have captured the other uses
         try:
             why = self._refused_plan(plan) or self._refused_capture()
             if why:
@@ -201,8 +217,8 @@ class Program:
             return "uses that no probe has seen"
         if capture._admitted is not None:
             return "gradients of earlier samples"
-        if capture.graphs.recording or capture.graphs.batch_id == capture._ticket:
-            return "uses inside compiled graphs"
+        if capture.graphs.recording:
+            return "uses are noted for compiled graphs"
         if not capture.batch:
             return "an empty batch"
         why = self._refused_capture()
@@ -233,6 +249,23 @@ class Program:
         flat.calls.begin(batch, self.run.threads)
         return self.run
 
+    def meet(self, uses: Sequence[TappedUse]) -> ReplayRun | None:
+        """Return the run whose next sites, and last ones, are these uses of graphs, all made.
+
+        None if there is none.
+        """
+        run = self.run
+        if run.batch_id != self.capture.batch_number:
+            run = self.begin()
+        sites = run.sites[run.cursor :]
+        if not run.live or len(sites) != len(uses):
+            return None
+        for site, use in zip(sites, uses, strict=True):
+            if site.facts.tapped is not use or not site.unchanged.holds():
+                return None
+        run.cursor = len(run.sites)
+        return run
+
     def retire(self) -> None:
         """End the run of earlier samples; their further gradients take the recorded path."""
         run = self.run
@@ -245,12 +278,6 @@ class Program:
         if self.run.live and self.run.order:
             self.abandon("another pass before the step")
         self.retire()
-
-    def leave(self, reason: str) -> None:
-        """Uses of the current samples come another way: none of theirs is replayed."""
-        if self.run.live and self.run.batch_id == self.capture.batch_number:
-            self.abandon(reason)
-        self.reason = reason
 
     def abandon(self, reason: str) -> None:
         """Pass the uses and gradients of the run to the recorded path, in their order.

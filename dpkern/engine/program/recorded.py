@@ -21,17 +21,16 @@ from ..tables import EmbeddingGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, Part, UseSite, apply_of, kind, skip_frames
+from .site import NotReplayed, OperandSite, Part, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .arithmetic import SumArithmetic
     from .flat import Flat
 
 _differentiable = torch.is_grad_enabled
-_task = torch._C._current_graph_task_id
 
 
-class RecordSite(UseSite):
+class RecordSite(OperandSite):
     """Use whose weight has lazy per-sample gradients: normed on arrival, summed at the close."""
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
@@ -55,29 +54,16 @@ class RecordSite(UseSite):
     def admits(self, x: Tensor) -> bool:
         return self.differentiable or not is_buffer(x, self.weight)
 
-    def fits(self, g: Tensor) -> bool:
-        """Whether a gradient is of the kind that was recorded."""
+    def expects(self, x: Tensor, g: Tensor) -> bool:
         return g.dtype is self.gradient_dtype and type(g) is Tensor
 
     @abstractmethod
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         """Return the weight's per-sample gradients."""
 
-    @abstractmethod
-    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
-        """Pass an output gradient to the recorded path."""
-
     def sum_bias(self, g: Tensor, out: Tensor | None) -> Tensor:
         """Return the bias' gradients, written to ``out`` if it is not None."""
         return torch.sum(g.flatten(2), 2, out=out)
-
-    def arrive(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
-        """Take an output gradient, or pass it to the recorded path where it is not the expected."""
-        use: Any = run.task == _task() or run.enters(self, g)
-        if use is True and run.held[self.index] is None and self.fits(g):
-            self.take(run, x, g)
-        elif use is not False:
-            self.record(run.repeated(self) if use is True else use, x, g)
 
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
         """Take an output gradient: make the weight's per-sample gradients, and their norms."""
@@ -137,6 +123,7 @@ class ConvolutionSite(RecordSite):
     """Convolution that is not transposed."""
 
     operations = ("conv1d", "conv2d", "conv3d")
+    places = (False, True)
     joined_as = "rows"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
@@ -164,6 +151,7 @@ class EmbeddingSite(RecordSite):
     """Embedding table in which each sample looks up its own ids."""
 
     operations = ("embedding",)
+    places = (False, True)
     joined_as = "operands"
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:

@@ -20,6 +20,9 @@ from .unchanged import Unchanged
 if TYPE_CHECKING:
     from .arithmetic import SumArithmetic
     from .flat import Flat
+    from .run import ReplayRun
+
+_task = torch._C._current_graph_task_id
 
 
 class NotReplayed(Exception):
@@ -65,6 +68,9 @@ class UseSite(ABC):
 
     operations: ClassVar[tuple[str, ...]]
     """Names of the operations that this class replays."""
+
+    places: ClassVar[tuple[bool, ...]] = (False,)
+    """Whether it replays them inside compiled graphs; both answers where it makes no difference."""
 
     joined_as: ClassVar[str] = ""
     """The way to join a weight's gradients over several uses: by ``operands``, which norm and sum
@@ -207,8 +213,36 @@ class UseSite(ABC):
         raise NotImplementedError
 
 
-KINDS: dict[str, type[UseSite]] = {}
-"""Classes of sites, by the names of their operations."""
+class OperandSite(UseSite):
+    """Use whose per-sample gradients follow from its operand and its output gradient."""
+
+    def arrive(self, run: ReplayRun, x: Tensor, g: Tensor, entered: Any = None) -> None:
+        """Take operand and output gradient, or pass them to the recorded path.
+
+        Args:
+            run: one that this use was met in.
+            x, g: operand and output gradient.
+            entered: what the run has said of the gradient, if it was asked.
+        """
+        use = entered
+        if use is None:
+            use = run.task == _task() or run.enters(self, g)
+        if use is True and run.held[self.index] is None and self.expects(x, g):
+            self.take(run, x, g)
+        elif use is not False:
+            self.record(run.repeated(self) if use is True else use, x, g)
+
+    @abstractmethod
+    def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
+        """Take operand and output gradient: hold what the close needs of them."""
+
+    @abstractmethod
+    def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
+        """Pass operand and output gradient to the recorded path."""
+
+
+KINDS: dict[tuple[str, bool], type[UseSite]] = {}
+"""Classes of sites, by the names of their operations, and whether they are in compiled graphs."""
 
 
 SHORT_CUT: list[Callable[..., Any]] = []
@@ -218,7 +252,7 @@ SHORT_CUT: list[Callable[..., Any]] = []
 def kind(site: type[UseSite]) -> type[UseSite]:
     """Register a class of sites."""
     for operation in site.operations:
-        KINDS[operation] = site
+        KINDS.update(dict.fromkeys(((operation, place) for place in site.places), site))
     return site
 
 
