@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from .capture import Capture
 from .exact_sums import sums_in_place
 from .loader import PrivateLoader
 from .padded_rows import MULTIPLE, RowPadding, StaysAsTested, UsePattern
-from .row_bits import Seen
+from .row_bits import LoggedOperation, Seen
 
 Word = Literal["proved", "tested", "not invariant"]
 PROVED = {
@@ -62,6 +63,8 @@ class BatchInvariance:
         rows: the largest physical batch.
         threads: of torch, during the test.
         pattern: the uses and the loss that the verdict is about.
+        samples_apart: whether gradients of expressions were led back one sample at a time
+            (``Capture.samples_apart``), as bits differ otherwise.
     """
 
     operations: tuple[OperationVerdict, ...]
@@ -69,6 +72,7 @@ class BatchInvariance:
     rows: int
     threads: int
     pattern: UsePattern
+    samples_apart: bool = False
 
     @property
     def word(self) -> Word:
@@ -76,7 +80,7 @@ class BatchInvariance:
         words = {each.word for each in self.operations}
         if self.uses or "not invariant" in words:
             return "not invariant"
-        return "tested" if "tested" in words else "proved"
+        return "proved" if words == {"proved"} else "tested"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -112,6 +116,9 @@ def batch_invariance(
 ) -> BatchInvariance:
     """Run the test on a copy of ``module``; nothing of the original changes.
 
+    If it fails and parameters are used in expressions, it runs once more with the gradients of
+    these led back one sample at a time.
+
     Args:
         module: as it is trained.
         plan: one whose integer sums the engine makes (``exact_sums.sums_in_place``).
@@ -125,8 +132,17 @@ def batch_invariance(
         InvalidInput: inputs and targets without rows, or with different numbers of them.
         UnsupportedModule: outputs that padding cannot be taken from.
     """
-    records = sample_count(inputs, targets)
     trial = Trial(module, plan, inputs, targets, loss, reduction)
+    found = _test(trial, rows)
+    if found.word == "not invariant" and trial.has_expressions:
+        trial.capture.samples_apart = True
+        apart = _test(trial, rows)
+        found = found if apart.word == "not invariant" else replace(apart, samples_apart=True)
+    return found
+
+
+def _test(trial: Trial, rows: int) -> BatchInvariance:
+    records = trial.records
     most = max(2 * MULTIPLE, -(-rows // MULTIPLE) * MULTIPLE)
     passes, losses = _Agreement(), _Agreement()
     with torch.random.fork_rng(devices=[]):
@@ -197,13 +213,14 @@ def test_engine(
             capture, found.pattern, rows=found.rows, threads=found.threads, leave=leave
         )
         capture.on_use = capture.tested.note
+        capture.samples_apart = found.samples_apart
     return found
 
 
 def _stop_watching(capture: Capture) -> None:
     """Let batches be as they come again, and nothing compare steps with a test."""
     capture.row_padding = capture.tested = capture.on_use = None
-    capture.padded, capture.is_padded = 0, False
+    capture.padded, capture.is_padded, capture.samples_apart = 0, False, False
 
 
 _LEFT = "batch invariance was tested for other steps than those that were taken"
@@ -272,11 +289,11 @@ def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[Operation
     """
     words: dict[str, Word] = {}
     for log in logs:
-        for each in zip(*(operations for _, operations in log), strict=False):
+        batches = [batch for batch, _ in log]
+        common, others = _aligned([operations for _, operations in log])
+        words.update(dict.fromkeys(others, "tested"))  # nothing can be compared
+        for each in common:
             name = each[0].name
-            if any(other.name != name for other in each):
-                break  # other operations for other sizes: nothing can be compared from here on
-            batches = [batch for batch, _ in log]
             read = _agree(batches, [operation.read for operation in each])
             made = _agree(batches, [operation.made for operation in each])
             if made is None:
@@ -287,6 +304,26 @@ def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[Operation
             words[name] = min(words.get(name, "proved"), word, key=_ORDER.index)
     ordered = sorted(words.items(), key=lambda item: _ORDER.index(item[1]))
     return tuple(OperationVerdict(name, word) for name, word in ordered)
+
+
+def _aligned(
+    logs: Sequence[Sequence[LoggedOperation]],
+) -> tuple[list[list[LoggedOperation]], set[str]]:
+    """Return the operations that all passes have, in their order, and the names of all others.
+
+    Other sizes may take other operations.
+    """
+    first = [operation.name for operation in logs[0]]
+    columns = [[each] for each in logs[0]]
+    for log in logs[1:]:
+        names = [operation.name for operation in log]
+        for block in SequenceMatcher(None, first, names, autojunk=False).get_matching_blocks():
+            for i in range(block.size):
+                columns[block.a + i].append(log[block.b + i])
+    common = [column for column in columns if len(column) == len(logs)]
+    taken = {id(operation) for column in common for operation in column}
+    others = {each.name for log in logs for each in log if id(each) not in taken}
+    return common, others
 
 
 _ORDER: tuple[Word, ...] = ("not invariant", "tested", "proved")

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from ..base.errors import InvalidInput
 from ..privacy.mechanisms import Plan
 from .capture import Capture
-from .clipping import prepare
+from .clipping import gathered, prepare
 from .padded_rows import MULTIPLE, RowPadding, UsePattern, loss_pattern, modes_of
 from .replaced_rows import taken_rows, tensors_of
 from .row_bits import LoggedOperation, OperationLog, checksums
+from .uses import CapturedGradients, ParameterSource
 
 Loss = Callable[..., Tensor]
 
@@ -108,6 +109,8 @@ class Trial:
         self.capture = Capture(self.module, loss_reduction=reduction)
         self.capture.row_padding = RowPadding(self.capture)
         self.pattern = UsePattern()
+        self.has_expressions = False
+        """Whether the last pass used parameters in expressions."""
         prepare(self.capture, lambda: plan)
 
     def run(self, batch: TrialBatch, log: OperationLog | None = None) -> list[tuple[str, Tensor]]:
@@ -128,7 +131,9 @@ class Trial:
                     loss = self.loss(outputs, y)
                     self.pattern.loss = loss_pattern(loss, ends)
                     self._backward(loss, capture.records)
-            return list(self._checksums())
+                    self.has_expressions = bool(capture.expressions)
+                    parts = gathered(capture)
+            return list(_checksums(parts, capture.batch or 0))
         finally:
             capture.detach()
 
@@ -138,16 +143,6 @@ class Trial:
 
     def _of(self, batch: TrialBatch) -> tuple[int, list[int]]:
         return self.records, batch.rows.tolist()
-
-    def _checksums(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the bits of all that arrived, and of its norms."""
-        rows = self.capture.batch or 0
-        for slot in self.capture.slots:
-            for number, arrival in enumerate(slot.arrivals):
-                for place, tensor in enumerate(tensors_of((arrival.record, arrival.square))):
-                    found = checksums(tensor, rows)
-                    if found is not None:
-                        yield f"{slot.name} {number}.{place}", found
 
     def outputs(self) -> Any:
         """Run the module on all records."""
@@ -180,3 +175,14 @@ class Trial:
         log = OperationLog(len(batch))
         self.run_loss(outputs, batch, log)
         return batch, log.operations
+
+
+def _checksums(
+    parts: Sequence[tuple[ParameterSource, CapturedGradients]], rows: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Return the bits of all that integers are made of, and of its norms."""
+    for number, (slot, part) in enumerate(parts):
+        for place, tensor in enumerate(tensors_of((part.record, part.square))):
+            found = checksums(tensor, rows)
+            if found is not None:
+                yield f"{slot.name} {number}.{place}", found

@@ -92,6 +92,9 @@ class Capture:
         self.parameters = [parameter for _, parameter in named]
         self.slots = [ParameterSource(self, i, n, p) for i, (n, p) in enumerate(named)]
         self.expressions: list[GradientSource] = []
+        self.samples_apart = False
+        """Whether gradients of expressions are led back one sample at a time: those of one sample
+        then have the same bits in every batch."""
         self.budget = KeepBudget(keep_budget)
         self.use_counts = UseCounts()
         self.sum_store = SumStore()

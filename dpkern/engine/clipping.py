@@ -124,9 +124,7 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
         return None
     capture.program.learn(plan)
     with without_torch_function(), torch.no_grad(), phase(CLIP):
-        for source in capture.expressions:
-            assert isinstance(source, Expression)
-            source.lead_back()
+        _lead_back(capture)
         if plan.arithmetic == "exact":
             capture.use_counts.note(capture.slots)
         if sums_in_place(plan, capture.slots):
@@ -140,6 +138,36 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
     return result
 
 
+def _lead_back(capture: Capture) -> None:
+    """Turn the gradients of expressions into gradients of their parameters."""
+    for source in capture.expressions:
+        assert isinstance(source, Expression)
+        source.lead_back()
+
+
+def gathered(capture: Capture) -> list[tuple[ParameterSource, CapturedGradients]]:
+    """Return parameters with their gradients, expressions led back, as integers are made of them.
+
+    Norms are those of the numbers that become integers.
+    """
+    with without_torch_function(), torch.no_grad():
+        _lead_back(capture)
+        found = _parts(capture)
+        for slot, part in found:
+            if part.square is None:
+                with attributed_to(slot):
+                    part.square = squared_norms_rounded(part.record)
+    return found
+
+
+def _parts(capture: Capture) -> list[tuple[ParameterSource, CapturedGradients]]:
+    parts = []
+    for slot in capture.slots:
+        with attributed_to(slot):
+            parts += [(slot, arrival) for arrival in _clipped_parts(slot, capture)]
+    return parts
+
+
 def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     """Return the clipped sums in units of the plan's lattice."""
     take_over(capture, plan)
@@ -150,14 +178,10 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
         for slot in capture.slots:
             for arrival in slot.arrivals:
                 arrival.square = None
-    parts = []
-    for slot in capture.slots:
-        with attributed_to(slot):
-            parts += [(slot, arrival) for arrival in _clipped_parts(slot, capture)]
     result = integer_sums(
         plan,
         capture.slots,
-        parts,
+        _parts(capture),
         batch=batch,
         scale=capture.loss_factor(),
         store=capture.sum_store,

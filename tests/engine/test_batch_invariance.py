@@ -16,6 +16,7 @@ from benchmarks.step_models import LeNet
 from dpkern import InvalidInput, PrivacyEngine, UnsupportedModule
 from dpkern.engine.batch_invariance import BatchInvariance
 from dpkern.engine.batch_trial import TrialBatch
+from dpkern.engine.layers.expression import Expression
 from dpkern.engine.row_bits import checksums
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
@@ -251,6 +252,94 @@ def test_what_depends_on_the_batch_is_named(case: str) -> None:
     assert made.certified_for == BATCHED_BITS
     assert "depends on its batch by rounding" in made.notes
     assert all(operation in made.notes for operation in named)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a product of two trained matrices added to its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(33, 33) / 6, requires_grad=False)
+        self.a, self.b = nn.Parameter(torch.randn(5, 33)), nn.Parameter(torch.randn(33, 5))
+        self.head = nn.Linear(33, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x.view(-1, 4, 33), self.weight + self.b @ self.a)
+        return self.head(y.mean(1))
+
+
+def _last_differs(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
+    """Lead the last of several samples back otherwise, if they are led back together."""
+
+    def led_back(self: Expression, g: Tensor, **options: bool) -> Any:
+        found = function(self, g, **options)
+        if not batched or not options:
+            return found
+        last = torch.arange(len(g)) == len(g) - 1
+        return [rows * (1 + last.view(-1, 1, 1) * 2.0**-20) for rows in found]
+
+    return led_back
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["not invariant", "invariant"])
+def test_expressions_are_tested_too_and_led_back_sample_by_sample_where_they_fail(
+    batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(Expression, "_gradients", _last_differs(Expression._gradients, batched))
+    made, (x, y) = Made(Adapted()), samples((132,), 40)
+    loss = nn.CrossEntropyLoss()
+    with cpu.use_own_products(True):
+        found = made.test(x, y, loss)
+        assert found.word == "tested"
+        assert found.samples_apart is made.engine.capture.samples_apart
+        assert found.samples_apart or not batched
+        assert "mm" in found.named("tested").split(", ")
+        alone = made.step(x[:1], y[:1], loss)
+        rest = made.step(x[1:24], y[1:24], loss)
+        last = made.step(torch.cat([x[1:24], x[:1]]), torch.cat([y[1:24], y[:1]]), loss)
+    assert torch.equal(last - rest, alone)
+    assert made.certified_for == TESTED_BITS
+
+
+def test_expressions_that_stay_different_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: what is led back differs by the number of samples, apart or not."""
+    own, calls = Expression._gradients, [0.0]
+
+    def led_back(self: Expression, g: Tensor, **options: bool) -> Any:
+        calls[0] += 1
+        return [rows * (1 + calls[0] * 2.0**-23) for rows in own(self, g, **options)]
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(Expression, "_gradients", led_back)
+    made, (x, y) = Made(Adapted()), samples((132,), 40)
+    with cpu.use_own_products(True):
+        found = made.test(x, y, nn.CrossEntropyLoss())
+        assert found.word == "not invariant"
+        assert {use.split()[0] for use in found.uses} == {"a", "b"}
+        made.step(x, y, nn.CrossEntropyLoss())
+    assert made.certified_for == BATCHED_BITS
+
+
+def test_operations_of_some_sizes_alone_hide_no_others() -> None:
+    """A weight of 16 rows is compared with the identity where a pass has 16 rows."""
+
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight = nn.Linear(20, 16), nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.first(x), torch.eye(16) + self.weight)
+
+    torch.manual_seed(0)
+    made, (x, y) = Made(Square()), samples((20,), 20)
+    with cpu.use_own_products(True):
+        found = made.test(x, y, nn.CrossEntropyLoss())
+    assert found.word == "tested"
+    assert {"product.matmul", "_log_softmax"} <= {each.operation for each in found.operations}
+    nothing = replace(found, operations=())
+    assert nothing.word == "tested"  # what names no operation proves none
 
 
 def test_a_summed_loss_needs_nothing_undone() -> None:

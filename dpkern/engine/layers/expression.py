@@ -86,21 +86,20 @@ class Expression(GradientSource):
                 slot.arrivals.append(CapturedGradients(ExplicitGradients(gradients)))
 
     def _pull_back(self, record: PerSampleGradients) -> Sequence[Tensor | None]:
-        each = max(slot.used.numel() for slot in self.slots)
-        check_size(self, record.batch * max(each, self.tensor.numel()))
+        most = max(slot.used.numel() for slot in self.slots)
+        check_size(self, record.batch * max(most, self.tensor.numel()))
         gradients = record.per_sample().to(self.tensor.dtype)
         with without_torch_function():
             if record.batch == 0:
                 return [slot.used.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
             try:
-                return torch.autograd.grad(
-                    self.tensor,
-                    [slot.used for slot in self.slots],
-                    gradients,
-                    retain_graph=True,
-                    allow_unused=True,
-                    is_grads_batched=True,
-                )
+                if not self.capture.samples_apart:
+                    return self._gradients(gradients, is_grads_batched=True)
+                each = [self._gradients(gradient.clone()) for gradient in gradients]
+                return [
+                    None if rows[0] is None else torch.stack(rows)
+                    for rows in zip(*each, strict=True)
+                ]
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise
@@ -111,6 +110,16 @@ class Expression(GradientSource):
                     remedy="Compute it in forward(), without torch.nn.utils.parametrize.cached(); "
                     "retain_graph=True keeps the graph of one that several batches use.",
                 ) from error
+
+    def _gradients(self, g: Tensor, **options: bool) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(
+            self.tensor,
+            [slot.used for slot in self.slots],
+            g,
+            retain_graph=True,
+            allow_unused=True,
+            **options,
+        )
 
 
 def check_size(source: GradientSource, numbers: int) -> None:
