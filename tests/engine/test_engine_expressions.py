@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkern.base.errors import UnsupportedModule
 from dpkern.engine import layers  # noqa: F401  (registers the rules)
 from tests.engine.engine_oracle import Op, check, draw, make
 
@@ -36,6 +37,12 @@ def in_place(h: Tensor, w: Tensor) -> Tensor:
     h = h * 1
     h += w
     return h.mul_(w)
+
+
+def relative(length: int) -> Tensor:
+    """Difference of column and row, from 0."""
+    places = torch.arange(length)
+    return places[None] - places[:, None] + length - 1
 
 
 ELEMENTWISE: dict[str, Case] = {
@@ -204,6 +211,16 @@ EXPRESSION: dict[str, Case] = {
         draw(B, 4, 5),
         w=(7, 2),
     ),
+    "relative-bias-as-many-as-samples": op(
+        lambda m, x: (x @ x.mT + m.w[relative(B)]).softmax(-1) @ x, draw(B, B, 5), w=(2 * B - 1,)
+    ),
+    "relative-bias-heads-as-many-as-samples": op(
+        lambda m, x: (
+            x[:, None] @ x[:, None].mT + F.embedding(relative(B), m.w).permute(2, 0, 1)[None]
+        ),
+        draw(B, B, 5),
+        w=(2 * B - 1, 2),
+    ),
     "parameter-list": (
         lambda: Listed(),
         (draw(B, 4, 5),),
@@ -275,3 +292,10 @@ CASES = {
 def test_norms_and_sums(case: Case, dtype: torch.dtype) -> None:
     build, inputs = case
     check(make(build), inputs, dtype=dtype)
+
+
+def test_samples_whose_own_ids_follow_a_difference_are_refused() -> None:
+    """They are taken for positions, of which each sample had a part: nothing is summed wrongly."""
+    module = make(lambda: Op(lambda m, x: F.embedding((x * 1).long(), m.w).sum(2), w=(2 * B, 3)))
+    with pytest.raises(UnsupportedModule, match="every sample has its own part"):
+        check(module, (relative(B).double(),), dtype=torch.float64)

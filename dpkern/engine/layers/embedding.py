@@ -99,8 +99,10 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     if ids.dim() == 0 or ids.shape[0] != batch:
         folded = ids.dim() > 1 and batch > 0 and ids.shape[0] % batch == 0
         return not (folded and capture.passes.given(ids))
-    if ids.dim() > 1 or batch < 2 or capture.passes.given(ids):
+    if batch < 2 or capture.passes.given(ids):
         return False
+    if ids.dim() > 1:
+        return expression.are_relative_positions(ids)
     # As many positions as samples: 0, 1, 2, ... are positions.
     expression.check_readable(ids, "indices")
     return bool((ids == torch.arange(batch, device=ids.device)).all())

@@ -168,7 +168,8 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return True
     if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
         return False
-    if _is_identity(tensor) and not source_of(private[0]).capture.passes.given(tensor):
+    known = _is_identity(tensor) or are_relative_positions(tensor)
+    if known and not source_of(private[0]).capture.passes.given(tensor):
         return False
     if batch == 1:  # everything is the one sample's; constants do no harm as data
         return True
@@ -230,6 +231,18 @@ def _is_identity(tensor: Tensor) -> bool:
     with without_torch_function():
         eye = torch.eye(tensor.shape[0], dtype=tensor.dtype, device=tensor.device)
         return tensor.shape[0] > 1 and torch.equal(tensor, eye)
+
+
+def are_relative_positions(ids: Tensor) -> bool:
+    """Whether indices follow the difference of their row and column, and nothing else.
+
+    As many positions as samples look like samples, whose indices do not.
+    """
+    if ids.dim() != 2 or ids.shape[0] != ids.shape[1] or ids.is_floating_point():
+        return False
+    check_readable(ids, "indices")
+    along = ids[1:, 1:] == ids[:-1, :-1]
+    return bool(along.all()) and bool((ids != ids[:1, :1]).any())
 
 
 def is_buffer(tensor: Tensor, private: Tensor) -> bool:
