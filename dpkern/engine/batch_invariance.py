@@ -63,8 +63,8 @@ class BatchInvariance:
         rows: the largest physical batch.
         threads: of torch, during the test.
         pattern: the uses and the loss that the verdict is about.
-        samples_apart: whether gradients of expressions were led back one sample at a time
-            (``Capture.samples_apart``), as bits differ otherwise.
+        samples_apart: whether gradients of expressions were led back, and release coordinates
+            made, one sample at a time (``Capture.samples_apart``), as bits differ otherwise.
     """
 
     operations: tuple[OperationVerdict, ...]
@@ -116,8 +116,8 @@ def batch_invariance(
 ) -> BatchInvariance:
     """Run the test on a copy of ``module``; nothing of the original changes.
 
-    If it fails and parameters are used in expressions, it runs once more with the gradients of
-    these led back one sample at a time.
+    If it fails and there are expressions of parameters, or releases of coordinates, it runs once
+    more with the products of these made one sample at a time.
 
     Args:
         module: as it is trained.
@@ -134,7 +134,7 @@ def batch_invariance(
     """
     trial = Trial(module, plan, inputs, targets, loss, reduction)
     found = _test(trial, rows)
-    if found.word == "not invariant" and trial.has_expressions:
+    if found.word == "not invariant" and trial.makes_products:
         trial.capture.samples_apart = True
         apart = _test(trial, rows)
         found = found if apart.word == "not invariant" else replace(apart, samples_apart=True)
@@ -188,7 +188,8 @@ def test_engine(
             "loss",
             expected="an engine whose exact sums are made in place, to test batch invariance",
             got=refused,
-            remedy="Pass arithmetic='exact' to make_private, without mapped releases.",
+            remedy="Pass arithmetic='exact' to make_private, with releases of gradients or of "
+            "whitened coordinates.",
         )
     found = batch_invariance(
         capture.module,
@@ -230,7 +231,6 @@ def _why_not(capture: Capture, step: DPStep) -> str:
     """Return the reason why the engine's gradients are not tested; empty if they are."""
     checks = (
         (step.plan.arithmetic != "exact", f"arithmetic={step.plan.arithmetic!r}"),
-        (step.plan.mapped, "release coordinates"),
         (any(not p.is_cpu for p in capture.parameters), "parameters that are not on a CPU"),
         (not sums_in_place(step.plan, capture.slots), "gradients that are written out"),
         (capture.any_rank is not None, "several processes"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..base.errors import InvalidInput
 from ..privacy.mechanisms import Plan
 from .capture import Capture
+from .clip_norms import NormedGradients
 from .clipping import gathered, prepare
 from .padded_rows import MULTIPLE, RowPadding, UsePattern, loss_pattern, modes_of
 from .replaced_rows import taken_rows, tensors_of
@@ -109,8 +110,9 @@ class Trial:
         self.capture = Capture(self.module, loss_reduction=reduction)
         self.capture.row_padding = RowPadding(self.capture)
         self.pattern = UsePattern()
-        self.has_expressions = False
-        """Whether the last pass used parameters in expressions."""
+        self.makes_products = plan.mapped
+        """Whether what the capture holds goes through products before integers are made of it: back
+        through expressions of parameters, or to release coordinates."""
         prepare(self.capture, lambda: plan)
 
     def run(self, batch: TrialBatch, log: OperationLog | None = None) -> list[tuple[str, Tensor]]:
@@ -131,7 +133,7 @@ class Trial:
                     loss = self.loss(outputs, y)
                     self.pattern.loss = loss_pattern(loss, ends)
                     self._backward(loss, capture.records)
-                    self.has_expressions = bool(capture.expressions)
+                    self.makes_products = self.makes_products or bool(capture.expressions)
                     parts = gathered(capture)
             return list(_checksums(parts, capture.batch or 0))
         finally:
@@ -182,7 +184,9 @@ def _checksums(
 ) -> Iterator[tuple[str, Tensor]]:
     """Return the bits of all that integers are made of, and of its norms."""
     for number, (slot, part) in enumerate(parts):
-        for place, tensor in enumerate(tensors_of((part.record, part.square))):
+        record = part.record
+        made = record.rows() if isinstance(record, NormedGradients) else record
+        for place, tensor in enumerate(tensors_of((made, part.square))):
             found = checksums(tensor, rows)
             if found is not None:
                 yield f"{slot.name} {number}.{place}", found

@@ -93,8 +93,8 @@ class Capture:
         self.slots = [ParameterSource(self, i, n, p) for i, (n, p) in enumerate(named)]
         self.expressions: list[GradientSource] = []
         self.samples_apart = False
-        """Whether gradients of expressions are led back one sample at a time: those of one sample
-        then have the same bits in every batch."""
+        """Whether gradients of expressions are led back, and release coordinates made, one sample
+        at a time: those of one sample then have the same bits in every batch."""
         self.budget = KeepBudget(keep_budget)
         self.use_counts = UseCounts()
         self.sum_store = SumStore()

@@ -31,6 +31,7 @@ from .per_sample_gradients import (
     ExplicitGradients,
     LinearGradients,
     PerSampleGradients,
+    copied,
     operands,
     to_sum_dtype_dense,
 )
@@ -44,6 +45,8 @@ class NormedGradients(PerSampleGradients):
     record: PerSampleGradients
     _rows: tuple[Tensor] | None = field(default=None, init=False)
     """Release coordinates, kept from the norm of integers to their sum; they are no operand."""
+    samples_apart: bool = field(default=False, init=False)
+    """Whether coordinates are made one sample at a time (``Capture.samples_apart``)."""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -73,6 +76,11 @@ class NormedGradients(PerSampleGradients):
     def rounding_terms(self) -> tuple[int, Tensor]:
         return self.record.rounding_terms()
 
+    def _apart(self, samples: slice) -> Self:
+        found = self.part(samples)
+        # The library may round by the place of an operand in memory.
+        return copied(found) if self.samples_apart else found
+
     def coordinates(self, scale: float) -> Tensor:
         """Return each sample's release coordinates, in floating point.
 
@@ -87,7 +95,9 @@ class NormedGradients(PerSampleGradients):
         """
         if self._rows is None:
             whole = [slice(None)] if not self.batch else [samples for samples, _ in self.pieces()]
-            made = [self.part(samples).coordinates(1.0).float() for samples in whole]
+            if self.samples_apart and self.batch:
+                whole = [slice(b, b + 1) for b in range(self.batch)]
+            made = [self._apart(samples).coordinates(1.0).float() for samples in whole]
             self._rows = (made[0].contiguous() if len(made) == 1 else torch.cat(made),)
         return self._rows[0]
 

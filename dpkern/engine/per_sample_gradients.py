@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -153,6 +153,21 @@ class PerSampleGradients(ABC):
 def squared_norms(record: PerSampleGradients) -> Tensor:
     """Return upper bounds of the record's squared norms."""
     return record.squared_norms()
+
+
+R = TypeVar("R", bound="PerSampleGradients")
+
+
+def copied(record: R) -> R:
+    """Return the same gradients in tensors of their own."""
+    found: dict[str, Any] = {}
+    for each in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, each.name)
+        if isinstance(value, PerSampleGradients):
+            found[each.name] = copied(value)
+        elif isinstance(value, Tensor) and each.init:
+            found[each.name] = value.clone()
+    return replace(record, **found)  # type: ignore[type-var]
 
 
 @dataclass

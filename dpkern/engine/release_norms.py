@@ -73,7 +73,16 @@ def with_clip_norm(
     Raises:
         UnsupportedModule: a release map that needs another use of the parameter.
     """
-    release, kept = slot.release, kept or capture.budget.kept
+    found = _with_clip_norm(slot, record, capture, scale, kept or capture.budget.kept)
+    if isinstance(found, NormedGradients):
+        found.samples_apart = capture.samples_apart
+    return found
+
+
+def _with_clip_norm(
+    slot: ParameterSource, record: PerSampleGradients, capture: Capture, scale: float, kept: Kept
+) -> PerSampleGradients:
+    release = slot.release
     if isinstance(record, NormedGradients):
         return record
     if release is None:
@@ -114,7 +123,8 @@ def with_clip_norm(
         return WhitenedBinsNormed(record, release, matrix=matrix)
     filtered = whole.filtered()
     held = kept(filtered, written=True)
-    return WhitenedNormed(held, release, matrix, behind=whole if held is filtered else None)
+    behind = whole if held is filtered or capture.samples_apart else None
+    return WhitenedNormed(held, release, matrix, behind=behind)
 
 
 def check_use(slot: ParameterSource, record: PerSampleGradients, release: Taps) -> None:

@@ -13,16 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.step_models import LeNet
-from dpkern import InvalidInput, PrivacyEngine, UnsupportedModule
+from dpkern import InvalidInput, PrivacyEngine, UnsupportedModule, survey
+from dpkern.base.threads import torch_threads
 from dpkern.engine.batch_invariance import BatchInvariance
 from dpkern.engine.batch_trial import TrialBatch
+from dpkern.engine.clip_norms import NormedGradients
 from dpkern.engine.layers.expression import Expression
 from dpkern.engine.row_bits import checksums
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
 from dpkern.privacy.accounting import Ledger
 from dpkern.privacy.accounting.history import BATCHED_BITS, REAL_SUMS, TESTED_BITS
-from dpkern.privacy.mechanisms import DPSGD
+from dpkern.privacy.mechanisms import DPSGD, SpectralDP
+from tests.engine.test_exact_released import Images
 
 Loss = Callable[..., Tensor]
 
@@ -113,7 +116,8 @@ class Made:
         self.module = module
         self.optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
         self.engine = PrivacyEngine()
-        options = {"max_grad_norm": 0.1, "noise_multiplier": 1.0, "arithmetic": "exact"} | options
+        bounds = {} if "mechanism" in options else {"max_grad_norm": 0.1, "noise_multiplier": 1.0}
+        options = {**bounds, "arithmetic": "exact"} | options
         self.engine.make_private(
             module=module,
             optimizer=self.optimizer,
@@ -319,6 +323,47 @@ def test_expressions_that_stay_different_are_named(monkeypatch: pytest.MonkeyPat
         assert {use.split()[0] for use in found.uses} == {"a", "b"}
         made.step(x, y, nn.CrossEntropyLoss())
     assert made.certified_for == BATCHED_BITS
+
+
+@pytest.mark.parametrize("keep", [0.3, 1.0])
+def test_coordinates_are_tested_too_and_made_sample_by_sample_where_they_fail(
+    keep: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of several samples at once are made to round by how many there are."""
+    own = NormedGradients._apart
+
+    def rounded(self: NormedGradients, samples: slice) -> NormedGradients:
+        found = own(self, samples)
+        coordinates = found.coordinates
+        off = 1 + found.batch * 2.0**-22 * (found.batch > 1)
+        monkeypatch.setattr(found, "coordinates", lambda scale: coordinates(scale) * off)
+        return found
+
+    monkeypatch.setattr(NormedGradients, "_apart", rounded)
+    torch.manual_seed(0)
+    module, loss = Images(), nn.CrossEntropyLoss()
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(40, 3, 9, 9, generator=generator), torch.arange(40) % 4
+    made = Made(
+        module,
+        mechanism=SpectralDP(
+            sites=survey(module, x[:2]),
+            noise_multiplier=1.0,
+            max_grad_norm=0.1,
+            keep_fraction=keep,
+            clipping="flat",
+        ),
+    )
+    with cpu.use_own_products(True), torch_threads(1):
+        found = made.test(x, y, loss)
+        assert (found.word, found.samples_apart) == ("tested", True)
+        alone = made.step(x[:1], y[:1], loss)
+        for _ in range(4):
+            rest = made.step(x[1:24], y[1:24], loss)
+            last = made.step(torch.cat([x[1:24], x[:1]]), torch.cat([y[1:24], y[:1]]), loss)
+            assert torch.equal(last - rest, alone)
+        assert made.engine.capture.program.replays > 2
+    assert made.certified_for == TESTED_BITS
 
 
 def test_operations_of_some_sizes_alone_hide_no_others() -> None:
