@@ -42,7 +42,7 @@ help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
 	@echo "make test      the tests, without those of slow kinds"
 	@echo "make test-slow the slow kinds: examples, reproductions, wheels, compilers of devices"
-	@echo "make check-all everything that must pass before a change is merged: .ci/run"
+	@echo "make check-all everything, the slow kinds as well: .ci/run all"
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
 	@echo "make docs      the site, in build/site"
@@ -77,7 +77,7 @@ test-slow: $(VENV)/.dev emulated oldest-triton
 	$(PYTEST) -m "slow and not evidence" $(TEST_FLAGS)
 
 check-all:
-	.ci/run
+	.ci/run all
 
 docs: export NO_MKDOCS_2_WARNING = 1
 
