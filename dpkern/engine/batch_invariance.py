@@ -101,7 +101,19 @@ class BatchInvariance:
         return ", ".join(each.operation for each in self.operations if each.word == word)
 
     def __str__(self) -> str:
-        return "\n".join(str(each) for each in self.operations)
+        lines = [str(each) for each in self.operations]
+        words = {each.operation: each.word for each in self.operations}
+        by_library = words.get("product.matmul", "proved") != "proved"
+        if self.word == "not invariant" and by_library:
+            lines.append(_OTHER_PRODUCTS)
+        return "\n".join(lines)
+
+
+_OTHER_PRODUCTS = (
+    "torch's library multiplies here, and may round by the number of rows and their place: test and "
+    "train inside dpkern.ops.backends.cpu.use_own_products(True), whose products are proved"
+)
+"""The remedy where products are the library's."""
 
 
 def batch_invariance(

@@ -387,6 +387,15 @@ def test_operations_of_some_sizes_alone_hide_no_others() -> None:
     assert nothing.word == "tested"  # what names no operation proves none
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_other_products_are_named_where_the_librarys_may_be_the_reason(own: bool) -> None:
+    made, (x, y) = Made(mlp(LastPlace())), samples((20,), 20)
+    with cpu.use_own_products(own):
+        found = made.test(x, y, nn.CrossEntropyLoss())
+    assert found.word == "not invariant"
+    assert ("use_own_products(True)" in str(found)) is not own
+
+
 def test_a_summed_loss_needs_nothing_undone() -> None:
     made, (x, y) = Made(mlp(), reduction="sum"), samples((20,), 20)
 
