@@ -110,8 +110,8 @@ class BatchInvariance:
 
 
 _OTHER_PRODUCTS = (
-    "torch's library multiplies here, and may round by the number of rows and their place: test and "
-    "train inside dpkern.ops.backends.cpu.use_own_products(True), whose products are proved"
+    "torch's library multiplies here, and may round by the number of rows and their place: test "
+    "and train inside dpkern.ops.backends.cpu.use_own_products(True), whose products are proved"
 )
 """The remedy where products are the library's."""
 

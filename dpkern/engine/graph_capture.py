@@ -57,6 +57,7 @@ class GraphCapture:
         outside: uses outside of them in that pass.
         reason: why the last compiled training pass had no use inside a graph; empty if it had.
         recording: whether uses are noted now.
+        is_dry: whether the running pass is beside the one that is trained on.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -67,6 +68,7 @@ class GraphCapture:
         self.outside = 0
         self.reason = "no compiled pass yet"
         self.recording = False
+        self.is_dry = False
         self._plans: dict[Hashable, list[TappedUse]] = {}
         self._parts: dict[int, bool] = {}
         self._noted: list[TappedUse] = []
@@ -311,12 +313,14 @@ class GraphCapture:
     ) -> Iterator[Any]:
         """Run the module on copies of the inputs, and put back what the pass has changed."""
         capture = self.capture
+        capture.program.leave("uses are noted for compiled graphs")
         draws = RandomState({p.device for p in capture.parameters})
         before = Snapshot(capture.module)
         counts = [(slot, slot.uses, slot.indirect) for slot in capture.slots]
         expressions, activations = list(capture.expressions), capture.budget.activations
         inputs = capture.passes.inputs
         args, kwargs = fresh((args, kwargs))
+        self.is_dry = True
         capture.passes.inputs = tuple(tensors_in((args, kwargs)))
         try:
             if watched:
@@ -324,6 +328,7 @@ class GraphCapture:
             with nothing_compiled():
                 yield capture.module.forward(*args, **kwargs)
         finally:
+            self.is_dry = False
             before.restore(Snapshot(capture.module, earlier=before))
             draws.restore()
             for slot, uses, indirect in counts:

@@ -327,7 +327,7 @@ ORDINARY = frozenset(
     for name in (
         *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "ndim", "layout"),
         *("grad_fn", "is_sparse", "is_cuda", "is_cpu", "is_quantized", "is_nested", "is_mkldnn"),
-        *("is_meta", "_version", "itemsize", "nbytes"),
+        *("is_meta", "_version", "itemsize", "nbytes", "_base"),
     )
 ) | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.detach}
 

@@ -33,8 +33,8 @@ class HandedTaps:
         self.captured: list[CapturedOp | None] = [None] * len(plan)
         self.inside = 0
         self._run: ReplayRun | None = None
-        self._first = 0
-        """The site of the first use, in a run."""
+        self._sites: dict[int, int] = {}
+        """The sites of the uses in the run, by their place in the plan."""
 
     def close(self) -> None:
         """Register the uses whose taps a finished pass has taken, unless they are replayed."""
@@ -44,10 +44,12 @@ class HandedTaps:
             use.is_open = False
             delattr(HANDED, use.place)
         self.inside = len(taken)
-        if self.inside == len(self.plan):
-            self._run = self.capture.program.meet(self.plan)
-        if self._run is not None:
-            self._first = len(self._run.sites) - len(self.plan)
+        run = self._run = (
+            self.capture.program.meet([self.plan[n] for n in taken]) if taken else None
+        )
+        if run is not None:
+            first = len(run.sites) - len(taken)
+            self._sites = {number: first + place for place, number in enumerate(taken)}
             return
         for number in taken:
             self.capture.program.note_in_graph(self.use(number), self.plan[number])
@@ -58,7 +60,7 @@ class HandedTaps:
         if self._run is None:
             use.operation.deliver(self.use(number), use, *gradients)
             return
-        site = self._run.sites[self._first + number]
+        site = self._run.sites[self._sites[number]]
         assert isinstance(site, OperandSite)
         if use.operation.check is not None:
             use.operation.check(use, gradients[0])
@@ -83,6 +85,7 @@ class HandedTaps:
             rows = self.batch * use.fold
             size = rows * use.dtype.itemsize * torch.Size(use.tail).numel()
             capture.budget.activations += size
+            capture.recorded = True
             for target in targets:
                 if target is not None:
                     target.source.uses += 1

@@ -50,6 +50,7 @@ class Pooled(nn.Module):
 def inside(run: Loop) -> tuple[int, int]:
     """Uses inside and outside of graphs in the last pass."""
     graphs = run.engine.capture.graphs
+    assert graphs.reason == ""
     return graphs.inside, graphs.outside
 
 
@@ -59,6 +60,50 @@ def test_replayed_graphs_make_the_recorded_bits(build: Any, arithmetic: Any) -> 
     run = both(make=compiled(build), arithmetic=arithmetic)
     assert run.reasons[-1] == ""
     assert inside(run)[1] == 0
+
+
+class Transposed(nn.Module):
+    """Parameters whose per-sample gradients come out of graphs transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.norm = nn.Parameter(torch.randn(4, 5)), nn.LayerNorm((4, 5))
+        self.conv, self.scale = nn.Conv1d(5, 6, 3), nn.Parameter(torch.ones(2, 3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.norm(x + self.places).transpose(1, 2)).transpose(1, 2)
+        y = (y.reshape(-1, 2, 3) * self.scale).transpose(1, 2)
+        return self.head(y.reshape(len(x), -1, 6).mean(1))
+
+
+def test_gradients_may_have_any_strides() -> None:
+    assert both(make=compiled(Transposed)).reasons[-1] == ""
+
+
+def test_compiled_parts_are_replayed_beside_the_others() -> None:
+    def part() -> nn.Module:
+        torch._dynamo.reset()
+        module = Net()
+        module.extra.compile(backend="aot_eager")
+        return module
+
+    run = both(make=part)
+    assert (inside(run), run.reasons[-1]) == ((1, 3), "")
+
+
+def test_positions_that_all_samples_share_break_the_graph_and_nothing_else() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.table, self.head = nn.Linear(5, 6), nn.Embedding(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x) + self.table(torch.arange(x.shape[1]))
+            return self.head(y.tanh()).mean(1)
+
+    run = both(make=compiled(Positions), replays=False)
+    assert inside(run) == (2, 1)
 
 
 def test_parameters_of_several_uses_are_joined() -> None:
@@ -116,16 +161,52 @@ def replace(run: Loop) -> None:
     run.module.head.weight.data = run.module.head.weight.data.clone()
 
 
+def hook_between(run: Loop) -> None:
+    """Two passes in one step, with a hook that is new to the second: it is recorded on copies."""
+    one, module = run.one, run.module
+
+    def again(x: Tensor, y: Tensor) -> None:
+        first = F.cross_entropy(module(x), y)
+        module.head.register_forward_hook(lambda *_: None)
+        (first + F.cross_entropy(module(x.flip(1)), y)).backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.one = one  # type: ignore[method-assign]
+
+    run.one = again  # type: ignore[method-assign]
+
+
+def without_a_gradient(run: Loop) -> None:
+    """A pass whose loss is never led back."""
+    one = run.one
+
+    def passes(x: Tensor, y: Tensor) -> None:
+        run.module(x)
+        run.optimizer.step()
+        run.one = one  # type: ignore[method-assign]
+
+    run.one = passes  # type: ignore[method-assign]
+
+
 def two_losses(run: Loop) -> None:
     """Two backward passes of each forward pass."""
     run.losses = 2
 
 
+_NO_NOISE = (hook_between, without_a_gradient)
+"""Noise would round a difference in the last place away."""
+
+
 @pytest.mark.parametrize(
-    "change", [freeze, thaw_norm, another_branch, evaluate, uncompile, replace, two_losses]
+    "change",
+    [
+        *(freeze, thaw_norm, another_branch, evaluate, uncompile, replace, two_losses),
+        *(hook_between, without_a_gradient),
+    ],
 )
 def test_changes_in_the_middle_lose_nothing(change: Callable[[Loop], None]) -> None:
-    both(change, make=compiled(Net), steps=11)
+    still = {"numbers": {"lr": 0.1}, "noise_multiplier": 0.0} if change in _NO_NOISE else {}
+    both(change, make=compiled(Net), steps=11, **still)
 
 
 def test_batches_of_any_size() -> None:

@@ -88,7 +88,7 @@ class Program:
         return len(self._noted) if self._noted_ticket == batch_id else 0
 
     def _note(self, use: CapturedOp, facts: UseFacts) -> None:
-        if self.capture.graphs.recording:
+        if self.capture.graphs.is_dry:
             return  # a pass beside the one that is trained on
         if self.run.live and self.run.batch_id == use.batch_id:
             self.abandon(f"{use.operation} in the place of another use")
@@ -116,6 +116,7 @@ class Program:
                 self.flat = Flat(self.capture.slots, step, arithmetic_of(plan), plan.groups)
             elif not self.flat:
                 self.reason = "recorded once"
+            self.reason = self.reason or "other uses than the program's"
             self._last = step
         except NotReplayed as why_not:
             self.reason, self._last = str(why_not), None
@@ -217,7 +218,7 @@ class Program:
             return "uses that no probe has seen"
         if capture._admitted is not None:
             return "gradients of earlier samples"
-        if capture.graphs.recording:
+        if capture.graphs.is_dry:
             return "uses are noted for compiled graphs"
         if not capture.batch:
             return "an empty batch"
@@ -248,6 +249,11 @@ class Program:
             capture.tested.begin(ticket)
         flat.calls.begin(batch, self.run.threads)
         return self.run
+
+    def leave(self, reason: str) -> None:
+        """Pass a run of the current samples to the recorded path."""
+        if self.run.live and self.run.batch_id == self.capture.batch_number:
+            self.abandon(reason)
 
     def meet(self, uses: Sequence[TappedUse]) -> ReplayRun | None:
         """Return the run whose next sites, and last ones, are these uses of graphs, all made.

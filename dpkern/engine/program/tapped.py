@@ -52,7 +52,7 @@ class RowsSite(OperandSite):
 
     def _each(self, rows: Tensor) -> Tensor:
         """Return gradients by sample, which may have several rows."""
-        each = rows.view(self.batch, self.facts.fold, -1)
+        each = rows.reshape(self.batch, self.facts.fold, -1)
         return (each[:, 0] if self.facts.fold == 1 else each.sum(1)).contiguous()
 
     def record(self, use: CapturedOp, x: Tensor, g: Tensor) -> None:
