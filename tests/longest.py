@@ -5,6 +5,7 @@ from __future__ import annotations
 LONGEST = {
     "tests/engine/test_guard_loops.py": 41,
     "tests/ops/test_ops.py": 41,
+    "tests/engine/test_engine_program_compiled.py": 25,
     "tests/ops/conformance/test_conformance.py": 23,
     "tests/engine/test_engine_program.py": 18,
     "tests/ops/test_ghost_conv.py": 16,
