@@ -125,6 +125,7 @@ def batch_invariance(
     *,
     reduction: str,
     rows: int,
+    keep_budget: int | float | None,
 ) -> BatchInvariance:
     """Run the test on a copy of ``module``; nothing of the original changes.
 
@@ -139,12 +140,13 @@ def batch_invariance(
         loss: function of outputs and targets.
         reduction: ``mean`` or ``sum``, as the loss treats samples.
         rows: the largest physical batch.
+        keep_budget: that of the capture, by which gradients are kept or not.
 
     Raises:
         InvalidInput: inputs and targets without rows, or with different numbers of them.
         UnsupportedModule: outputs that padding cannot be taken from.
     """
-    trial = Trial(module, plan, inputs, targets, loss, reduction)
+    trial = Trial(module, plan, inputs, targets, loss, reduction, keep_budget)
     found = _test(trial, rows)
     if found.word == "not invariant" and trial.makes_products:
         trial.capture.samples_apart = True
@@ -211,6 +213,7 @@ def test_engine(
         loss,
         reduction=capture.loss_reduction,
         rows=max(sample_count(inputs, targets), _largest(loader)),
+        keep_budget=capture.budget.limit,
     )
     passed = found.word != "not invariant"
     step.ledger.state_invariance(passed, found.remarks)

@@ -102,12 +102,13 @@ class Trial:
         targets: Any,
         loss: Loss,
         reduction: str,
+        keep_budget: int | float | None,
     ) -> None:
         self.module = copy.deepcopy(module)
         self.inputs, self.targets, self.loss = tuple(inputs), targets, loss
         self.records = sample_count(inputs, targets)
         self.mean = reduction == "mean"
-        self.capture = Capture(self.module, loss_reduction=reduction)
+        self.capture = Capture(self.module, loss_reduction=reduction, keep_budget=keep_budget)
         self.capture.row_padding = RowPadding(self.capture)
         self.pattern = UsePattern()
         self.makes_products = plan.mapped

@@ -101,7 +101,7 @@ def _holds_tensors(value: Any) -> bool:
 
 @dataclass
 class UsePattern:
-    """The uses of parameters in one step, the operations of its loss, and the module's modes."""
+    """The uses of parameters in one step, the operations behind them and of its loss, and modes."""
 
     uses: list[tuple[Any, ...]] = field(default_factory=list)
     loss: tuple[str, ...] = ()
@@ -109,9 +109,20 @@ class UsePattern:
     modes: tuple[bool, ...] = ()
 
     def note(self, use: CapturedOp, x: Tensor) -> None:
-        """Take note of one use."""
+        """Take note of one use, and of the operations behind its operand and its parameters."""
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype, cast))
+        behind = [target.source.operations for target in use.targets if target is not None]
+        operations = tuple(name for names in behind for name in names)
+        kinds = _names(use.kinds)
+        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype, cast, kinds, operations))
+
+    def note_replayed(self, use: UseFacts) -> None:
+        """Take note of a use that a program replays: never under autocast, of no expression."""
+        self.uses.append((use.key, use.tail, use.dtype, False, _names(use.kinds), ()))
+
+
+def _names(kinds: Iterable[type[Any]]) -> tuple[str, ...]:
+    return tuple(kind.__name__ for kind in kinds if kind.__name__ != _ALIAS)
 
 
 def modes_of(module: nn.Module) -> tuple[bool, ...]:
@@ -161,8 +172,10 @@ class StaysAsTested:
         self._seen, self._batch_id = UsePattern(), batch_id
 
     def note_replayed(self, uses: Iterable[UseFacts]) -> None:
-        """Take note of all uses of a pass that a program replays, never under autocast."""
-        self._seen.uses = [(use.key, use.tail, use.dtype, False) for use in uses]
+        """Take note of all uses of a pass that a program replays."""
+        self._seen.uses = []
+        for use in uses:
+            self._seen.note_replayed(use)
 
     def note_loss(self, loss: Tensor, outputs: Collection[Any]) -> None:
         """Take note of a loss that goes backward."""
@@ -185,10 +198,10 @@ class StaysAsTested:
             return "a larger physical batch"
         if torch.get_num_threads() != self.threads:
             return f"{torch.get_num_threads()} threads"
-        if self._seen.uses != self.pattern.uses:
-            return "other uses of parameters, or other shapes"
-        if self._seen.loss != self.pattern.loss:
-            return "another loss"
         if modes_of(capture.module) != self.pattern.modes:
             return "other modes of training and evaluation"
+        if self._seen.uses != self.pattern.uses:
+            return "other uses of parameters, or other shapes or operations behind them"
+        if self._seen.loss != self.pattern.loss:
+            return "another loss"
         return ""

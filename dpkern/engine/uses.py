@@ -36,6 +36,11 @@ class GradientSource:
     def watched(self) -> bool:
         return self.capture.watching
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of the operations that lead back to parameters, sorted; none for a parameter."""
+        return ()
+
     def count_use(self) -> None:
         """Count a use in the forward pass of the current samples."""
         self.uses += 1

@@ -17,8 +17,9 @@ from dpkern import InvalidInput, PrivacyEngine, UnsupportedModule, survey
 from dpkern.base.threads import torch_threads
 from dpkern.engine.batch_invariance import BatchInvariance
 from dpkern.engine.batch_trial import TrialBatch
-from dpkern.engine.clip_norms import NormedGradients
+from dpkern.engine.clip_norms import L1Normed, NormedGradients
 from dpkern.engine.layers.expression import Expression
+from dpkern.engine.per_sample_gradients import ExplicitGradients
 from dpkern.engine.row_bits import checksums
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
@@ -385,6 +386,50 @@ def test_operations_of_some_sizes_alone_hide_no_others() -> None:
     assert {"product.matmul", "_log_softmax"} <= {each.operation for each in found.operations}
     nothing = replace(found, operations=())
     assert nothing.word == "tested"  # what names no operation proves none
+
+
+class Switched(nn.Module):
+    """One of two activations, or of two ways to the same matrix."""
+
+    def __init__(self, between: bool) -> None:
+        super().__init__()
+        self.column, self.row = nn.Parameter(torch.randn(20, 1)), nn.Parameter(torch.randn(1, 20))
+        self.head = nn.Linear(20, 10)
+        self.between, self.switched = between, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = self.switched and not self.between
+        y = F.linear(x, self.column @ self.row if apart else self.column * self.row)
+        return self.head(y.sigmoid() if self.switched and self.between else y.tanh())
+
+
+@pytest.mark.parametrize("between", [True, False], ids=["between layers", "in an expression"])
+def test_operations_that_were_not_tested_end_its_statement(between: bool) -> None:
+    torch.manual_seed(0)
+    module, loss = Switched(between), nn.CrossEntropyLoss()
+    made, (x, y) = Made(module), samples((20,), 30)
+    with cpu.use_own_products(True):
+        assert made.test(x, y, loss).word == "tested"
+        for _ in range(4):
+            made.step(x, y, loss)
+        assert made.certified_for == TESTED_BITS
+        module.switched = True
+        made.step(x, y, loss)
+    assert made.certified_for == BATCHED_BITS
+    assert "operations behind them" in made.notes
+
+
+def test_coordinates_made_apart_lie_in_memory_of_their_own() -> None:
+    """The library may round by the place of an operand, which follows the sample's number."""
+    record = L1Normed(ExplicitGradients(torch.randn(4, 3, 3)))
+    for apart in (False, True):
+        record.samples_apart = apart
+        (part,) = record._apart(slice(2, 3)).record.per_sample()
+        assert torch.equal(part, record.per_sample()[2])
+        shared = (
+            part.untyped_storage().data_ptr() == record.per_sample().untyped_storage().data_ptr()
+        )
+        assert shared is not apart
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkern.base.errors import PrivacyError
+
 from .replayed_loops import Loop, both
 from .test_engine_compiled import Net, Tied, Whole
 
@@ -235,8 +237,6 @@ def test_samples_that_are_not_finite_are_dropped() -> None:
 
 @pytest.mark.parametrize("written", ["operand", "gradient"])
 def test_operands_that_are_changed_are_refused(written: str) -> None:
-    from dpkern.base.errors import PrivacyError
-
     run = both(make=compiled(Net))
     x, y = next(run.batches())
     F.cross_entropy(run.module(x), y).backward()
@@ -244,3 +244,29 @@ def test_operands_that_are_changed_are_refused(written: str) -> None:
     held[0 if written == "operand" else 1].mul_(2)
     with pytest.raises(PrivacyError, match="in place"):
         run.optimizer.step()
+
+
+CONSTANT = {"taken": False}
+"""Whether ``Constant`` takes its buffer, which no guard of the module knows."""
+
+
+class Constant(nn.Module):
+    """Samples, or a buffer that looks like them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("constant", torch.randn(8, 4, 5))
+        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(self.constant if CONSTANT["taken"] else x)
+        return self.head(y.tanh() + x.sum(-1, keepdim=True)).mean(1)
+
+
+def test_a_buffer_in_the_place_of_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = both(make=compiled(Constant))
+    x, y = next(run.batches())
+    monkeypatch.setitem(CONSTANT, "taken", True)
+    loss = F.cross_entropy(run.module(x), y)
+    with pytest.raises(PrivacyError, match=r"first.weight in linear: .* a buffer of the module"):
+        loss.backward()

@@ -29,6 +29,7 @@ from ..parameter import (
     without_torch_function,
 )
 from ..per_sample_gradients import ExplicitGradients, PerSampleGradients
+from ..provenance.leaves import nodes_of
 from ..tables import EmbeddingGradients
 from ..uses import CapturedGradients, GradientSource, GradientTarget, ParameterSource
 
@@ -66,6 +67,10 @@ class Expression(GradientSource):
     @property
     def watched(self) -> bool:
         return any(slot.watched for slot in self.slots)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return tuple(sorted(node.name() for node in nodes_of(self.tensor)))
 
     def lead_back(self) -> None:
         """Turn the gradients captured for the expression into gradients of its parameters."""
