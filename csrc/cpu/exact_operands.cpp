@@ -46,18 +46,22 @@ DPK_INLINE inline void round_pair(const F* low, const F* high, F low_scale, F hi
                                   std::int64_t count, std::int64_t panel, bool last,
                                   std::int32_t* to) {
   constexpr int kWritten = (kWidth + kStep - 1) / kStep * kStep;
-  for (std::int64_t c = 0; c < count; c += kWidth, to += panel) {
-    std::int32_t made[kWritten];
-    std::int32_t* const row = last ? made : to;
+  const auto round = [&](std::int64_t c, std::int64_t left, std::int32_t* row) DPK_INLINE {
 #pragma GCC unroll 4
     for (int i = 0; i < kWritten; i += kStep) {
       // What lies beyond the panel belongs to the next one, and is overwritten.
-      const Whole x = whole_of(low + c + i, count - c - i, low_scale);
-      const Whole y = whole_of(high + c + i, count - c - i, high_scale);
+      const Whole x = whole_of(low + c + i, left - i, low_scale);
+      const Whole y = whole_of(high + c + i, left - i, high_scale);
       const Whole pairs = (x & 0xffff) | (y << 16);
       __builtin_memcpy(row + i, &pairs, sizeof(pairs));
     }
-    if (last) std::copy_n(made, kWidth, to);
+  };
+  std::int64_t c = 0;
+  for (; !last && c + kWritten <= count; c += kWidth, to += panel) round(c, kWritten, to);
+  for (; c < count; c += kWidth, to += panel) {
+    std::int32_t made[kWritten];
+    round(c, count - c, made);
+    std::copy_n(made, last ? kWidth : kWritten, to);
   }
 }
 
@@ -71,6 +75,19 @@ DPK_INLINE inline void round_positions(const F* rows, const F* scales, std::int6
     round_pair<kWidth>(row, paired ? row + count : row, scales[t], paired ? scales[t + 1] : F{0},
                        count, panel, t + 2 >= positions, to);
   }
+}
+
+// The integers of a row, in whole steps.
+template <class F>
+DPK_INLINE inline void round_row(const F* from, std::int64_t count, F scale, std::int16_t* to) {
+  const std::int64_t whole = count / kStep * kStep;
+  const auto round = [&](std::int64_t c, std::int64_t left) DPK_INLINE {
+    const auto made = __builtin_convertvector(whole_of(from + c, left, scale), Some<std::int16_t>);
+    __builtin_memcpy(to + c, &made, sizeof(made));
+  };
+#pragma GCC unroll 4
+  for (std::int64_t c = 0; c < whole; c += kStep) round(c, kStep);
+  if (whole < count) round(whole, count - whole);
 }
 
 // A sample's rows as panels of kWidth positions, of pairs of columns: [panels, pairs, kWidth].
@@ -89,12 +106,7 @@ DPK_INLINE inline std::int64_t round_columns(const F* rows, const F* scales, std
         std::fill_n(row, 2 * pairs, std::int16_t{0});
         continue;
       }
-      const F* const from = rows + (t + i) * count;
-      for (std::int64_t c = 0; c < count; c += kStep) {
-        const auto made = __builtin_convertvector(whole_of(from + c, count - c, scales[t + i]),
-                                                  Some<std::int16_t>);
-        __builtin_memcpy(row + c, &made, sizeof(made));
-      }
+      round_row(rows + (t + i) * count, count, scales[t + i], row);
     }
     std::int32_t* const panel = to + t / kWidth * kWidth * pairs + t % kWidth;
     for (std::int64_t k = 0; k < pairs; k += kPiece) {

@@ -72,16 +72,19 @@ DPK_INLINE inline RowSize size_of(const F* row, std::int64_t n) {
                      static_cast<std::size_t>(std::min<std::int64_t>(kLanes, n - i)) * sizeof(F));
     add(0, rest);
   }
+  const V total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  const I low = most[0] > most[1] ? most[0] : most[1], high = most[2] > most[3] ? most[2] : most[3];
+  const I tallest = low > high ? low : high;
+  Bits widest = 0;
   RowSize size{0, 0};
-  for (int k = 0; k < kChains; ++k) {
-    for (int l = 0; l < kLanes; ++l) {
-      F value;
-      const Bits bits = most[k][l];
-      __builtin_memcpy(&value, &bits, sizeof(value));
-      size.square += static_cast<double>(sums[k][l]);
-      size.largest = std::max(size.largest, static_cast<double>(value));
-    }
+#pragma GCC unroll 8
+  for (int l = 0; l < kLanes; ++l) {
+    size.square += static_cast<double>(total[l]);
+    widest = std::max<Bits>(widest, tallest[l]);
   }
+  F largest;
+  __builtin_memcpy(&largest, &widest, sizeof(largest));
+  size.largest = static_cast<double>(largest);
   constexpr std::int64_t kMost = 1 << 19;
   if (std::is_same_v<F, float> && !(n <= kMost && 0x1p-80 < size.square && size.square < 0x1p120)) {
     size.square = ghost::square_of(row, n);
