@@ -97,6 +97,9 @@ def step(
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 15,
     variant: Annotated[list[str] | None, typer.Option(help="which private variants")] = None,
+    heap: Annotated[
+        list[str] | None, typer.Option(help="default or retained; default: both")
+    ] = None,
     memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
@@ -104,11 +107,12 @@ def step(
     tasks = known(models or [], TASKS, "model")
     private = {name: make for name, make in VARIANTS.items() if name not in BASELINES}
     variants = [*BASELINES, *known(variant or [], private, "variant")]
+    heaps = known(heap or [], step_report.HEAPS, "heap")
     left = absent(variants)
     variants = [name for name in variants if name not in left]
     machine = this_machine() | {"opacus": opacus_version(), "absent": left}
     content: dict[str, Any] = {"machine": machine, "speed": [], "memory": []}
-    for rows in step_report.speed(tasks, variants, threads or [1, 2], rounds):
+    for rows in step_report.speed(tasks, variants, threads or [1, 2], heaps, rounds):
         print("\n".join(step_report.speed_table(rows)), flush=True)
         content["speed"] += rows
         keep(path, content)
@@ -116,7 +120,7 @@ def step(
         print("\n".join(step_report.memory_table(rows)), flush=True)
         content["memory"] += rows
         keep(path, content)
-    whole = not (models or variant or threads) and memory
+    whole = not (models or variant or threads or heap) and memory
     write(path or default("step", whole), content, step_report.markdown(**content))
     if path is None and whole:
         readme_table.update()

@@ -228,7 +228,7 @@ def variants(name: str = MANY[0]) -> dict[str, Callable[..., Any]]:
     if name not in MANY:
         return {variant: held[variant] for variant in FEW}
     graphs = ["dpkern as a graph, Poisson", "dpkern exact as a graph"]
-    names = ["torch foreach", *FEW, *graphs, "Opacus hooks", "Opacus ghost"]
+    names = ["torch default", *FEW, *graphs, "Opacus hooks", "Opacus ghost"]
     chosen = {name: held[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
     return chosen

@@ -283,7 +283,7 @@ def absent(names: Iterable[str]) -> dict[str, str]:
 
 
 VARIANTS: dict[str, Callable[..., Prepared]] = {
-    "torch foreach": non_private,
+    "torch default": non_private,
     "torch fused": partial(non_private, fused=True),
     "torch compiled": partial(non_private, compiled=True),
     "dpkern": private,
@@ -296,7 +296,8 @@ VARIANTS: dict[str, Callable[..., Prepared]] = {
     "torch.func": partial(peer, name="torch.func"),
     "Opake": partial(peer, name="Opake"),
 }
-EAGER, COMPILED = ("torch foreach", "torch fused"), "torch compiled"
+DEFAULT, COMPILED = "torch default", "torch compiled"
+EAGER = (DEFAULT, "torch fused")
 BASELINES = (*EAGER, COMPILED)
 
 

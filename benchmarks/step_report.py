@@ -22,6 +22,9 @@ HEAPS: dict[str, dict[str, str]] = {
     "retained": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)},
 }
 
+OVER_DEFAULT = ("dpkern", "dpkern float")
+"""Variants whose ratio to torch's default optimizer stands in the table as well."""
+
 Rows = list[dict[str, Any]]
 
 
@@ -45,13 +48,15 @@ def worker(module: str, request: dict[str, Any], heap: str = "default") -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int) -> Iterator[Rows]:
+def speed(
+    tasks: list[str], variants: list[str], threads: list[int], heaps: list[str], rounds: int
+) -> Iterator[Rows]:
     """Yield rows of one task and allocator after the other, after verifying each variant once."""
     for task in tasks:
-        for heap in HEAPS:
+        for heap in heaps:
             taken = _taking(task, variants)
             request = {"task": task, "variants": taken, "threads": threads, "rounds": rounds}
-            found = worker("step_speed", request | {"verify": heap == "default"}, heap)
+            found = worker("step_speed", request | {"verify": heap == heaps[0]}, heap)
             yield [{"heap": heap, **row} for row in found]
 
 
@@ -99,6 +104,9 @@ def speed_table(rows: Rows) -> list[str]:
     the machine was not quiet the guard's flags stand in the place of a ratio.
     """
     names = _private(rows)
+    beside = {name: f"{name} over default" for name in OVER_DEFAULT if name in names}
+    if not any("over default" in row for row in rows):
+        beside = {}
     lines = []
     for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
         baseline = group[next(iter(group.values()))["baseline"]]
@@ -106,9 +114,11 @@ def speed_table(rows: Rows) -> list[str]:
         lines.append(
             [TASKS[task].title, str(threads), heap, _named(baseline)]
             + [_ratio(group, name, baseline["variant"]) for name in names]
+            + [_over_default(group.get(name, {})) for name in beside]
             + [_cell(figure)]
         )
-    columns = ["model", "threads", "heap", "non-private ms", *names, "FastDP (quoted)"]
+    columns = ["model", "threads", "heap", "non-private ms", *names, *beside.values()]
+    columns.append("FastDP (quoted)")
     return _table(columns, lines)
 
 
@@ -122,6 +132,10 @@ def _ratio(group: dict[str, dict[str, Any]], name: str, baseline: str) -> str:
     row = group[name]
     over = "" if row["baseline"] == baseline else f" ({_named(group[row['baseline']])})"
     return disturbed(row) or _cell(row["ratio"]) + over
+
+
+def _over_default(row: dict[str, Any]) -> str:
+    return disturbed(row) or _cell(row.get("over default"))
 
 
 def disturbed(row: dict[str, Any]) -> str:
@@ -173,8 +187,9 @@ def markdown(machine: dict[str, Any], speed: Rows, memory: Rows) -> str:
         "## Time of a step over the non-private step",
         "",
         "Median of the ratios within a round, variants in turns in one process, over the "
-        "non-private step that is named: torch's foreach or fused SGD, whichever is faster, or the "
-        "compiled step, in brackets where a column has its own. "
+        "non-private step that is named: torch's default SGD, on a CPU a loop over parameters, or "
+        "the fused one, whichever is faster, or the compiled step, in brackets where a column has "
+        "its own; `over default`: over the default, whichever is faster. "
         "`retained`: the allocator keeps freed pages. "
         f"Quoted: {FASTDP_SOURCE}.",
         "",

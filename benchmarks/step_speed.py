@@ -18,6 +18,7 @@ from dpkern.bench import guard
 
 from .step_cases import (
     COMPILED,
+    DEFAULT,
     EAGER,
     NOISE,
     PHASES,
@@ -79,14 +80,15 @@ def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
     """Return medians: milliseconds, and the ratio to the non-private variant of the same round.
 
     A compiled model stands over torch's compiled one, any other over the better of torch's eager
-    steps: a compiler's gain is neither dpkern's nor its loss.
+    steps: a compiler's gain is neither dpkern's nor its loss. "over default": the ratio to the step
+    of torch's default optimizer.
     """
     totals = {name: [sum(phases) for phases in turns] for name, turns in taken.items()}
     eager = min(EAGER, key=lambda name: statistics.median(totals[name]))
     rows = []
     for name, seconds in totals.items():
         baseline = COMPILED if name == "dpkern compiled" else eager
-        ratios = [a / b for a, b in zip(seconds, totals[baseline], strict=True)]
+        ratios = _over(seconds, totals[baseline])
         low, middle, high = statistics.quantiles(ratios, n=4)
         columns = zip(*taken[name], strict=True)
         rows.append(
@@ -96,6 +98,7 @@ def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
                 "ms": 1e3 * statistics.median(seconds),
                 "ratio": middle,
                 "ratio quartiles": [low, high],
+                "over default": statistics.median(_over(seconds, totals[DEFAULT])),
                 "phases ms": {
                     phase: 1e3 * statistics.median(column)
                     for phase, column in zip(PHASES, columns, strict=True)
@@ -103,6 +106,10 @@ def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _over(seconds: list[float], others: list[float]) -> list[float]:
+    return [a / b for a, b in zip(seconds, others, strict=True)]
 
 
 def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[dict[str, Any]]:

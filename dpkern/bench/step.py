@@ -42,7 +42,7 @@ CHECKED = 4
 """Samples of the batch on which a step is compared with the definition."""
 TOLERANCE = 1e-3
 """Largest error of the clipped sum, relative to the root of its samples' squared norms."""
-PLAIN: Mapping[str, dict[str, bool]] = {"torch foreach": {}, "torch fused": {"fused": True}}
+PLAIN: Mapping[str, dict[str, bool]] = {"torch default": {}, "torch fused": {"fused": True}}
 """Ways without privacy; the faster one is what others are compared with."""
 WARM_UPS = 3
 SAMPLE = 2e-3

@@ -90,7 +90,7 @@ def test_rows_of_a_users_model_hold_all_ways_and_reasons(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "opake.dpsgd.clipping", None)
     plan = step.StepPlan(model=f"{__name__}:net", batch=8, quick=True, seconds=0.01)
     rows = {row["backend"]: row for row in step.rows(plan)}
-    assert {"torch foreach", "torch fused", "dpkern", "torch.func"} <= rows.keys()
+    assert {"torch default", "torch fused", "dpkern", "torch.func"} <= rows.keys()
     assert rows["dpkern"]["checked"]
     assert rows["dpkern"]["arithmetic"] == "exact"
     assert all(rows[way]["ms"] > 0 for way in ("torch fused", "dpkern", "torch.func"))
@@ -160,7 +160,7 @@ def test_the_command_keeps_what_it_prints(
     assert max(map(len, printed.splitlines())) <= 80
     content = json.loads(out.read_text())
     assert content["kind"] == "steps"
-    assert [row["backend"] for row in content["rows"]] == ["torch foreach", "torch fused", "dpkern"]
+    assert [row["backend"] for row in content["rows"]] == ["torch default", "torch fused", "dpkern"]
     assert "| dpkern | 1 |" in out.with_suffix(".md").read_text()
 
 

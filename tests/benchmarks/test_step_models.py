@@ -49,13 +49,13 @@ def test_tables_have_a_dash_where_a_variant_does_not_take_a_model() -> None:
             "threads": 1,
             "heap": "default",
             "variant": variant,
-            "baseline": "torch foreach",
+            "baseline": "torch default",
             "ms": 2.0,
             "ratio": 1.5,
             "growth": 10**6,
         }
         for task in ("tiny", "decoder")
-        for variant in ("torch foreach", "dpkern", *tied.refused_by)
+        for variant in ("torch default", "dpkern", *tied.refused_by)
         if variant not in TASKS[task].refused_by
     ]
     for table in (speed_table(rows), memory_table(rows)):
@@ -65,7 +65,7 @@ def test_tables_have_a_dash_where_a_variant_does_not_take_a_model() -> None:
 
 def test_compiled_steps_stand_over_torchs_compiled_one_and_the_table_names_it() -> None:
     ms = {
-        "torch foreach": 3.0,
+        "torch default": 3.0,
         "torch fused": 2.0,
         "torch compiled": 1.0,
         "dpkern": 3.0,
@@ -75,8 +75,11 @@ def test_compiled_steps_stand_over_torchs_compiled_one_and_the_table_names_it() 
     found = {row["variant"]: (row["baseline"], round(row["ratio"], 6)) for row in rows}
     assert found["dpkern"] == ("torch fused", 1.5)
     assert found["dpkern compiled"] == ("torch compiled", 4.0)
+    assert {row["over default"] for row in rows if row["variant"] == "dpkern"} == {1.0}
     placed = [{**row, "task": "tiny", "threads": 1, "heap": "default"} for row in rows]
-    line = speed_table(placed)[2]
+    head, _, line = speed_table(placed)[:3]
+    assert "dpkern over default | FastDP" in head
+    assert line.endswith("| 1.00 | - |")
     assert "2.00 fused" in line
     assert "4.00 (1.00 compiled)" in line
 
