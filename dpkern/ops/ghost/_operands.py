@@ -57,7 +57,7 @@ def rounded_operands(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _squares(x: Tensor) -> Tensor:
     """Return sums of squares ``[B, T]`` in float64, within 2^-9, added up in the kernel's order."""
-    first, second, third, fourth = _lanes(x.square(), 32, 8).split(8, 2)
+    first, second, third, fourth = torch.split(_lanes(x.square(), 32, 8), 8, 2)
     total = _one_by_one(((first + second) + (third + fourth)).double())
     if x.dtype is torch.float64:
         return total
