@@ -27,6 +27,7 @@ from .exact_sums import sums_in_place
 from .loader import PrivateLoader
 from .padded_rows import MULTIPLE, RowPadding, StaysAsTested, UsePattern
 from .row_bits import LoggedOperation, Seen
+from .use_counts import CONDITION
 
 Word = Literal["proved", "tested", "not invariant"]
 PROVED = {
@@ -65,6 +66,8 @@ class BatchInvariance:
         pattern: the uses and the loss that the verdict is about.
         samples_apart: whether gradients of expressions were led back, and release coordinates
             made, one sample at a time (``Capture.samples_apart``), as bits differ otherwise.
+        reads: operations by which the code sees what tensors hold, and may let records decide
+            which parameters it uses: a condition of certificates (``use_counts.CONDITION``).
     """
 
     operations: tuple[OperationVerdict, ...]
@@ -73,6 +76,7 @@ class BatchInvariance:
     threads: int
     pattern: UsePattern
     samples_apart: bool = False
+    reads: tuple[str, ...] = ()
 
     @property
     def word(self) -> Word:
@@ -106,6 +110,8 @@ class BatchInvariance:
         by_library = words.get("product.matmul", "proved") != "proved"
         if self.word == "not invariant" and by_library:
             lines.append(_OTHER_PRODUCTS)
+        if self.reads:
+            lines.append(f"{', '.join(self.reads)} in its code: a condition, if {CONDITION}")
         return "\n".join(lines)
 
 
@@ -180,6 +186,7 @@ def _test(trial: Trial, rows: int) -> BatchInvariance:
         rows=most,
         threads=torch.get_num_threads(),
         pattern=trial.pattern,
+        reads=tuple(sorted(trial.reads)),
     )
 
 
@@ -215,6 +222,7 @@ def test_engine(
         rows=max(sample_count(inputs, targets), _largest(loader)),
         keep_budget=capture.budget.limit,
     )
+    capture.use_counts.follow_records |= bool(found.reads)
     passed = found.word != "not invariant"
     step.ledger.state_invariance(passed, found.remarks)
     _stop_watching(capture)

@@ -111,6 +111,8 @@ class Trial:
         self.capture = Capture(self.module, loss_reduction=reduction, keep_budget=keep_budget)
         self.capture.row_padding = RowPadding(self.capture)
         self.pattern = UsePattern()
+        self.reads: set[str] = set()
+        """Operations that showed code of the model or the loss what its tensors hold (``OperationLog``)."""
         self.makes_products = plan.mapped
         """Whether what the capture holds goes through products before integers are made of it: back
         through expressions of parameters, or to release coordinates."""
@@ -132,6 +134,7 @@ class Trial:
                     outputs = self.module(*x)
                     ends = {t.grad_fn for t in tensors_of(outputs)}
                     loss = self.loss(outputs, y)
+                    self.reads |= set() if log is None else log.reads
                     self.pattern.loss = loss_pattern(loss, ends)
                     self._backward(loss, capture.records)
                     self.makes_products = self.makes_products or bool(capture.expressions)

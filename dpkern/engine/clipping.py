@@ -66,10 +66,9 @@ def close_into(step: DPStep, capture: Capture) -> None:
         capture.closed_batches += 1
         if capture.closed_batches == 2:
             give_back_freed_pages()
-    if close_replayed(step, capture):
-        return
-    result = clipped_sums(capture, step.plan)
-    if capture.use_counts.differed:
+    replayed = close_replayed(step, capture)
+    result = None if replayed else clipped_sums(capture, step.plan)
+    if capture.use_counts.follow_records and step.plan.arithmetic == "exact":
         step.ledger.assume(CONDITION)
     if isinstance(result, clip.ClipResult):
         step.add(sum=result)

@@ -132,8 +132,13 @@ def make_parts(
     if loader is None:
         step.ledger.assume(OWN_BATCHES)
     else:
+
+        def assume_masked(condition: str) -> None:
+            step.ledger.assume(condition)
+            capture.use_counts.follow_records = True  # on how many positions they are
+
         loader.padding = PaddingCheck(
-            allowed=options.masked_padding, assume=step.ledger.assume, taint=step.taint
+            allowed=options.masked_padding, assume=assume_masked, taint=step.taint
         )
     if observer is not None:
         observer.made(capture, step, adapter, loader)

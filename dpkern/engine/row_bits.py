@@ -7,14 +7,18 @@ takes them of everything that the operations of a pass read and make, the librar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..base.dispatch import Op, intercepted
@@ -72,17 +76,24 @@ class LoggedOperation:
 
 
 class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Logs every operation of a pass over ``rows`` rows."""
+    """Logs every operation of a pass over ``rows`` rows.
+
+    Attributes:
+        operations: those that are not views, in their order.
+        reads: names of those that let Python see what tensors hold: as a number (``item()``,
+            ``bool()``), or as a size (``nonzero()``). What dpkern's own rules ask does not count.
+    """
 
     def __init__(self, rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self.operations: list[LoggedOperation] = []
+        self.reads: set[str] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Log operations of this block; calls of ops on other threads are logged too."""
-        with intercepted(self._own), self:
+        with intercepted(self._own), _Exports(self.reads), self:
             yield
 
     def __torch_dispatch__(
@@ -94,6 +105,8 @@ class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         read = self._seen((args, kwargs))
         out = func(*args, **(kwargs or {}))
+        if _shows_contents(func, args) and not _asked_by_rules():
+            self.reads.add(str(func.overloadpacket.__name__))
         if not _moves_nothing(func):
             name = str(func.overloadpacket.__name__)
             self.operations.append(LoggedOperation(name, False, read, self._seen(out)))
@@ -114,6 +127,50 @@ class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (tensor.shape[0] // self.rows if tensor.dim() else 0, checksums(tensor, self.rows))
             for tensor in tensors_of(tree)
         )
+
+
+class _Exports(TorchFunctionMode):
+    """Notes what hands out whole tensors, of which no operation is dispatched."""
+
+    def __init__(self, reads: set[str]) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _EXPORTS and not _asked_by_rules():
+            self.reads.add(str(func.__name__))
+        return func(*args, **(kwargs or {}))
+
+
+_EXPORTS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+_SHOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _shows_contents(func: Any, args: Sequence[Any]) -> bool:
+    """Whether what the tensors hold decides on a number, or on sizes, that Python sees."""
+    if func is torch.ops.aten.index.Tensor:  # by integers there are as many rows as those
+        return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_of(args[1]))
+    return not _SHOWN.isdisjoint(func.tags)
+
+
+_RULES = str(Path(__file__).parent)
+_TORCH = Path(torch.__file__).parent
+_BETWEEN = (__file__, str(_TORCH / "_dynamo"), str(_TORCH / "_compile.py"))
+"""Files of what stands between the caller of an operation and ``__torch_dispatch__``."""
+
+
+def _asked_by_rules() -> bool:
+    """Whether dpkern's code has called the operation that is dispatched now."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_RULES)
 
 
 def _moves_nothing(func: Any) -> bool:

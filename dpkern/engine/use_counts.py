@@ -1,8 +1,10 @@
-"""Notice that uses of parameters, or their positions, differ between the batches of exact steps.
+"""Notice that the records may decide on uses of parameters, or on their positions, in exact steps.
 
 Kernels, routes and error bounds of a parameter's integers follow how many uses it had, and on how
 many positions. Where a model lets the records decide that, a record's integers are not its own
-alone: the certificate then holds on a condition, which is stated once it has differed.
+alone: the certificate then holds on a condition. It is stated once they have differed between
+batches, and from the first step on where batches are padded to their longest record, or a test of
+the model (``engine.validate``) has seen its code read what tensors hold.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class UseCounts:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, ...]] = {}
-        self.differed = False
-        """Whether any parameter has had others since."""
+        self.follow_records = False
+        """Whether the records may decide on them: another number has come, or could come."""
 
     def note(self, slots: Sequence[ParameterSource]) -> None:
         """Compare the gradients that have arrived; a parameter without any has no integers."""
@@ -38,7 +40,7 @@ class UseCounts:
             found = tuple(positions_of(arrival.record) for arrival in slot.arrivals)
             if found:
                 known = self._known.setdefault(slot.index, found)
-                self.differed = self.differed or known != found
+                self.follow_records = self.follow_records or known != found
 
 
 def positions_of(record: PerSampleGradients) -> tuple[Any, ...]:

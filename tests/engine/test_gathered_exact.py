@@ -172,6 +172,37 @@ def test_lengths_that_differ_between_batches_are_a_condition(lengths: tuple[int,
     assert any(CONDITION in note for note in notes) == (lengths == (5, 3))
 
 
+def padded(records: list[tuple[Tensor, int]]) -> Tensor:
+    return nn.utils.rnn.pad_sequence([x[:n] for x, n in records], batch_first=True)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("longest", [5, 4])
+def test_lengths_that_could_differ_are_a_condition(longest: int, arithmetic: str) -> None:
+    """They are 4 in every batch, but a longer record would change them, where there is one."""
+    torch.manual_seed(0)
+    lengths = [4] * 47 + [longest]
+    layer, engine = nn.Linear(D, D), PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=layer,
+        optimizer=torch.optim.SGD(layer.parameters(), lr=0.1),
+        data_loader=DataLoader(
+            [*zip(torch.randn(48, 5, D), lengths, strict=True)], batch_size=4, collate_fn=padded
+        ),
+        sampling="fixed",
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        arithmetic=arithmetic,
+        masked_padding=True,
+    )
+    x = next(iter(loader))
+    model(x).square().sum((1, 2)).mean().backward()
+    optimizer.step()
+    notes = engine.step.certify(1e-5).notes
+    stated = longest == 5 and arithmetic == "exact"
+    assert any(CONDITION in note for note in notes) == stated
+
+
 class Bags(nn.Module):
     """Weighted bags of unequal lengths, given by offsets, and a layer."""
 
