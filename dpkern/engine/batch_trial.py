@@ -112,7 +112,7 @@ class Trial:
         self.capture.row_padding = RowPadding(self.capture)
         self.pattern = UsePattern()
         self.reads: set[str] = set()
-        """Operations that showed code of the model or the loss what its tensors hold (``OperationLog``)."""
+        """Operations that showed the code what its tensors hold (``OperationLog.reads``)."""
         self.makes_products = plan.mapped
         """Whether what the capture holds goes through products before integers are made of it: back
         through expressions of parameters, or to release coordinates."""
