@@ -150,13 +150,15 @@ class _Exports(TorchFunctionMode):
 
 _EXPORTS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 _SHOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_PACK = torch.ops.aten._pack_padded_sequence.default
+"""Makes as many rows as the lengths add up to; torch has not tagged it."""
 
 
 def _shows_contents(func: Any, args: Sequence[Any]) -> bool:
     """Whether what the tensors hold decides on a number, or on sizes, that Python sees."""
     if func is torch.ops.aten.index.Tensor:  # by integers there are as many rows as those
         return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_of(args[1]))
-    return not _SHOWN.isdisjoint(func.tags)
+    return func is _PACK or not _SHOWN.isdisjoint(func.tags)
 
 
 _RULES = str(Path(__file__).parent)

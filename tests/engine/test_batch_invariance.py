@@ -20,7 +20,7 @@ from dpkern.engine.batch_trial import TrialBatch
 from dpkern.engine.clip_norms import L1Normed, NormedGradients
 from dpkern.engine.layers.expression import Expression
 from dpkern.engine.per_sample_gradients import ExplicitGradients
-from dpkern.engine.row_bits import checksums
+from dpkern.engine.row_bits import OperationLog, checksums
 from dpkern.engine.use_counts import CONDITION
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
@@ -296,6 +296,13 @@ def test_code_that_reads_what_samples_hold_is_a_condition(how: str) -> None:
     assert (CONDITION in str(found)) == bool(how)
     made.step(x, y, nn.CrossEntropyLoss())
     assert (CONDITION in made.notes) == bool(how)
+
+
+def test_packed_sequences_have_as_many_rows_as_their_records_say() -> None:
+    log = OperationLog(3)
+    with log.running():
+        nn.utils.rnn.pack_padded_sequence(torch.ones(3, 4, 2), torch.tensor([4, 3, 2]), True)
+    assert log.reads == {"_pack_padded_sequence"}
 
 
 class Adapted(nn.Module):
