@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from benchmarks.step_cases import NOISE, VARIANTS, finish_timer, private
 from benchmarks.step_models import TASKS
 from benchmarks.step_report import memory_table, speed_table
-from benchmarks.step_speed import rounds_of, summary
+from benchmarks.step_speed import rounds_of, summary, turn
 from dpkern.bench import guard
 from dpkern.engine.parameter import source_of
 
@@ -82,6 +83,13 @@ def test_compiled_steps_stand_over_torchs_compiled_one_and_the_table_names_it() 
     assert line.endswith("| 1.00 | - |")
     assert "2.00 fused" in line
     assert "4.00 (1.00 compiled)" in line
+
+
+@pytest.mark.parametrize(("steps", "mean"), [(1, 9.0), (3, 2.0)])
+def test_a_turn_of_several_steps_leaves_out_one_with_cold_caches(steps: int, mean: float) -> None:
+    seconds = iter([9.0, 1.0, 2.0, 3.0])
+    runner: Any = SimpleNamespace(step=lambda: (next(seconds), 0.0, 0.0, 0.0))
+    assert turn(runner, steps) == (mean, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("quiet", "left_out"), [([False, True, False, True, True], 2), ([], 4)])
