@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -324,14 +325,16 @@ def quiet() -> Iterator[None]:
 
 
 def clipped_mean(task: Task, model: nn.Module, clip: float) -> Tensor:
-    """Return the mean of the clipped gradients, one sample at a time; flat, in float64."""
+    """Return the mean of the clipped gradients, one sample at a time; flat, all in float64."""
     x, y = task.data()
+    model = deepcopy(model).double()
+    x = x.double() if x.is_floating_point() else x
     criterion = nn.CrossEntropyLoss()
     total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for i in range(len(x)):
         loss = task.loss(criterion, model(x[i : i + 1]), y[i : i + 1])
         grads = torch.autograd.grad(loss, list(model.parameters()))
-        flat = torch.cat([g.flatten() for g in grads]).double()
+        flat = torch.cat([g.flatten() for g in grads])
         total.add_(flat, alpha=min(1.0, clip / float(flat.norm())))
     return total / len(x)
 

@@ -110,6 +110,18 @@ def images(channels: int, size: int) -> Draw:
     return draw
 
 
+def _channels_last(draw: Draw) -> Draw:
+    def drawn(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x, y = draw(batch, generator)
+        return x.to(memory_format=torch.channels_last), y
+
+    return drawn
+
+
+def _resnet_channels_last(widths: tuple[int, ...], groups: int) -> nn.Module:
+    return ResNet(widths, groups).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
 def _vectors(width: int) -> Draw:
     def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(batch, width, generator=generator)
@@ -215,6 +227,17 @@ TASKS: dict[str, Task] = {
                 fastdp=2.6,
             ),
             lambda: ResNet((2, 4, 8), 2),
+        ),
+        _with_small(
+            Task(
+                name="resnet-last",
+                title="ResNet-14 GroupNorm 32x32, channels last in memory, B 64",
+                batch=64,
+                refused_by=("Opacus hooks", "Opacus ghost"),  # updates off by more than their norm
+                build=lambda: _resnet_channels_last((16, 32, 64), 8),
+                draw=_channels_last(images(3, 32)),
+            ),
+            lambda: _resnet_channels_last((8, 8, 16), 4),  # torch breaks with fewer channels
         ),
         _with_small(
             Task(

@@ -14,6 +14,7 @@
 #include "cpu/explicit.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
+#include "cpu/transpose.h"
 
 namespace py = pybind11;
 
@@ -296,13 +297,23 @@ class ReplayedStep final : public Taker {
   bool exact_;
 };
 
+// What steps do to operands beside the kernels of ops.
 template <class F>
-void add_step(py::module_& m, const char* name, const char* sum_positions) {
+void add_operands(py::module_& m, const char* sum_positions, const char* transpose_each) {
   m.def(sum_positions, [](std::uintptr_t g, std::uintptr_t out, std::int64_t batch,
                           std::int64_t positions, std::int64_t outputs, int threads) {
     const py::gil_scoped_release unlocked;
     cpu::sum_positions<F>(pointer<const F>(g), batch, positions, outputs, pointer<F>(out), threads);
   });
+  m.def(transpose_each, [](std::uintptr_t from, std::uintptr_t to, std::int64_t count,
+                           std::int64_t rows, std::int64_t columns, int threads) {
+    const py::gil_scoped_release unlocked;
+    cpu::transpose_each<F>(pointer<const F>(from), count, rows, columns, pointer<F>(to), threads);
+  });
+}
+
+template <class F>
+void add_step(py::module_& m, const char* name) {
   using Step = ReplayedStep<F>;
   py::class_<Step>(m, name)
       .def(py::init<bool>(), py::arg("exact"))
@@ -324,8 +335,10 @@ void add_step(py::module_& m, const char* name, const char* sum_positions) {
 }  // namespace
 
 void add_replay(py::module_& m) {
-  add_step<float>(m, "ReplayedStep_float32", "sum_positions_float32");
-  add_step<double>(m, "ReplayedStep_float64", "sum_positions_float64");
+  add_operands<float>(m, "sum_positions_float32", "transpose_each_float32");
+  add_operands<double>(m, "sum_positions_float64", "transpose_each_float64");
+  add_step<float>(m, "ReplayedStep_float32");
+  add_step<double>(m, "ReplayedStep_float64");
 }
 
 }  // namespace dpkern::bindings

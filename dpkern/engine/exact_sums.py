@@ -256,10 +256,7 @@ class _IntegerGroup:
                 written.append((slot, rows, out))
                 continue
             with attributed_to(slot):
-                if self.aim.factored and _has_one_position(arrival.record):
-                    add_factored(arrival.record, factors, out)
-                else:
-                    add_integers(arrival.record, factors, out)
+                add_clipped(self.aim, arrival.record, factors, out)
         if written:
             with attributed_to(*(slot for slot, _, _ in written)):
                 ghost.explicit_integer_sum(
@@ -277,6 +274,14 @@ def _with_rows(
     if not isinstance(record, ExplicitGradients):
         arrival = CapturedGradients(record, arrival.rows)
     return slot, arrival, to_sum_dtype_dense(record.per_sample(), torch.float32)
+
+
+def add_clipped(aim: Aim, record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    """Add the integers that become of ``factors_b grad_b`` in a clip group with this aim."""
+    if aim.factored and _has_one_position(record):
+        add_factored(record, factors, out)
+    else:
+        add_integers(record, factors, out)
 
 
 def add_factored(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
@@ -400,6 +405,7 @@ def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
 
 __all__ = [
     "Aim",
+    "add_clipped",
     "add_factored",
     "add_integers",
     "factoring_error",

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..ops import clip, ghost, spectral
+from ..ops import clip, direct, ghost, spectral
 from ..ops.backends import _gram_shares as shares
 
 _WIDE = (torch.float32, torch.float64)
@@ -31,7 +31,7 @@ def to_sum_dtype(tensor: Tensor) -> Tensor:
     else becomes float32."""
     if tensor.dtype in _WIDE and tensor.is_contiguous():
         return tensor
-    return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
+    return direct.contiguous(tensor.detach().to(clip.sum_dtype(tensor.dtype)))
 
 
 SIXTEEN_BITS = {torch.bfloat16, torch.float16}
@@ -350,6 +350,10 @@ class ConvolutionGradients(PerSampleGradients):
     kernel_size: tuple[int, ...]
     geometry: dict[str, Any] = field(default_factory=dict)
     """``stride``, ``padding``, ``dilation`` (tuples) and ``groups``."""
+
+    def __post_init__(self) -> None:
+        # Norms, bounds and sums would each copy them anew.
+        self.x, self.g = direct.contiguous(self.x), direct.contiguous(self.g)
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]

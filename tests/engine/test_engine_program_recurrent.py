@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("length", [4, 12])
+@pytest.mark.parametrize("length", [1, 4, 12])
 @pytest.mark.parametrize("name", LAYERS)
 def test_recurrent_layers_are_replayed(name: str, length: int, arithmetic: str) -> None:
     run = both(make=LAYERS[name], arithmetic=arithmetic, length=length, keep_budget=0)

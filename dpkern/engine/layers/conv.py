@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops import direct
 from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
@@ -47,6 +48,7 @@ class Convolve(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.dtype, x = x.dtype, in_product(x)
         ctx.save_for_backward(x, weight)
+        weight = beside(x, weight)
         # Autocast applies to the public functions only.
         dims, geometry = x.dim() - 3, dict(use.saved)
         more = geometry.pop("output_padding")
@@ -71,8 +73,16 @@ class Convolve(torch.autograd.Function):
         return None, None, gx, None, None
 
 
+def beside(x: Tensor, weight: Tensor) -> Tensor:
+    """Return a weight whose channels are not last where those of the input are not.
+
+    Torch would move those of the input, which is larger, and copies it slowly.
+    """
+    return direct.contiguous(weight) if x.is_cpu and x.is_contiguous() else weight
+
+
 def _input_gradient(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any]) -> Tensor:
-    stride = options["stride"]
+    weight, stride = beside(x, weight), options["stride"]
     pointwise = all(size == 1 for size in weight.shape[2:]) and not any(options["padding"])
     if pointwise and max(stride) > 1 and options["groups"] == 1 and not options["transposed"]:
         # Each output position reads one input position: two to three times as fast as in torch.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...base.errors import UnsupportedModule
-from ...ops import ghost
+from ...ops import direct, ghost
 from ..parameter import (
     applied,
     arguments,
@@ -149,7 +149,7 @@ class _GroupNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
-        x = x.contiguous()
+        x = direct.contiguous(x)
         rows, channels = x.shape[:2]
         size, groups = math.prod(x.shape[2:]), use.saved["groups"]
         out, mean, rstd = torch.native_group_norm(

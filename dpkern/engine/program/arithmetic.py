@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from ...privacy.mechanisms import Plan
-from ..exact_sums import Aim, add_integers, most_samples, squared_norms_rounded
+from ..exact_sums import Aim, add_clipped, most_samples, squared_norms_rounded
 from ..per_sample_gradients import PerSampleGradients, squared_norms
 from ..uses import ParameterSource
+
+Add = Callable[[PerSampleGradients, Tensor, Tensor], None]
+"""Adds the clipped gradients of a record, given the factors, to its sum."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,12 @@ class SumArithmetic:
     Attributes:
         exact: whether the sums are integers.
         squares: returns the share of a record in its clip group's squared norms.
-        add: adds the clipped gradients of a record, given the factors, to its sum.
+        add: adds the clipped gradients of a record to its sum, as its clip group's aim says.
     """
 
     exact: bool
     squares: Callable[[PerSampleGradients], Tensor]
-    add: Callable[[PerSampleGradients, Tensor, Tensor], None]
+    add: Callable[[Aim, PerSampleGradients, Tensor, Tensor], None]
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of the sums of parameters of this dtype."""
@@ -50,12 +53,13 @@ class SumArithmetic:
         return most_samples(plan) if self.exact else math.inf
 
 
-def _add_floats(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+def _add_floats(aim: Aim, record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    del aim
     record.add_sum(factors, out)
 
 
 FLOAT = SumArithmetic(False, squared_norms, _add_floats)
-EXACT = SumArithmetic(True, squared_norms_rounded, add_integers)
+EXACT = SumArithmetic(True, squared_norms_rounded, add_clipped)
 
 
 def arithmetic_of(plan: Plan) -> SumArithmetic:
@@ -63,4 +67,4 @@ def arithmetic_of(plan: Plan) -> SumArithmetic:
     return EXACT if plan.arithmetic == "exact" else FLOAT
 
 
-__all__ = ["EXACT", "FLOAT", "SumArithmetic", "arithmetic_of"]
+__all__ = ["EXACT", "FLOAT", "Add", "SumArithmetic", "arithmetic_of"]

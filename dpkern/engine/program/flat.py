@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,14 +179,14 @@ class Flat:
         held, places = run.held, memory.tensors
         if self._summed or joined:
             with without_torch_function(), torch.no_grad():
+                adds = [partial(self.arithmetic.add, aim) for aim in self._aims]
                 for part in self._summed:
-                    place = places[part.slot.index]
-                    mine = held[part.site.index]
-                    factors = self.factors[self._group(part)]
-                    part.site.add_sum(self.arithmetic, part, factors, mine, place)
+                    group, place = self._group(part), places[part.slot.index]
+                    mine, factors = held[part.site.index], self.factors[group]
+                    part.site.add_sum(adds[group], part, factors, mine, place)
                 for index, gradients in joined or ():
-                    factors = self.factors[self.group_of[index]]
-                    self.arithmetic.add(gradients, factors, places[index])
+                    group = self.group_of[index]
+                    adds[group](gradients, self.factors[group], places[index])
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost

@@ -110,10 +110,7 @@ def _gradient(
         if run.held[site.index] is not None or not site.expects(x, g):
             use = run.repeated(site)
         else:
-            if not x.is_contiguous():
-                x = x.contiguous()
-            if not g.is_contiguous():
-                g = g.contiguous()
+            x, g = direct.contiguous(x), direct.contiguous(g)
             dx = _empty(site.shape, dtype=site.dtype)
             site.kernel(
                 *(g.data_ptr(), x.data_ptr(), *map(_POINTER, statistics)),
@@ -232,7 +229,7 @@ class _ReplayedGroupNorm(torch.autograd.Function):
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
         weight, saved = site.plain_weight, site.saved
-        x = x.contiguous()
+        x = direct.contiguous(x)
         rows, channels, size, groups = site.sizes
         out, mean, rstd = torch.native_group_norm(
             x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]

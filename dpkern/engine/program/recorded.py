@@ -24,7 +24,7 @@ from .run import ReplayRun, next_site
 from .site import NotReplayed, OperandSite, Part, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
-    from .arithmetic import SumArithmetic
+    from .arithmetic import Add
     from .flat import Flat
 
 _differentiable = torch.is_grad_enabled
@@ -81,6 +81,8 @@ class RecordSite(OperandSite):
         if self.bias_part is not None:
             rows = None if self.bias_part.joined else self.bias_rows
             rows = self.sum_bias(g, rows)
+        if isinstance(record, ConvolutionGradients):
+            x, g = record.x, record.g
         versions = (0, 0) if self.kept else (x._version, g._version)
         operands = (None, None) if self.kept else (x, g)
         run.held[self.index] = (*operands, *versions, record, square, rows)
@@ -104,13 +106,11 @@ class RecordSite(OperandSite):
 
     sums_alone = True
 
-    def add_sum(
-        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
-    ) -> None:
+    def add_sum(self, add: Add, part: Part, factors: Tensor, held: Any, place: Tensor) -> None:
         record: PerSampleGradients = held[4]
         if not isinstance(record, NormedGradients):  # whose sum may be of coordinates
             place = place.view(record.shape)
-        arithmetic.add(record, factors, place)
+        add(record, factors, place)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])
@@ -125,6 +125,7 @@ class ConvolutionSite(RecordSite):
     operations = ("conv1d", "conv2d", "conv3d")
     places = (False, True)
     joined_as = "rows"
+    any_layout = True
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
@@ -177,7 +178,8 @@ class _Convolve(torch.autograd.Function):
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, site.plain_weight)
-        return fresh(site.function(x, site.plain_weight, site.plain_bias, **site.geometry))
+        weight = conv.beside(x, site.plain_weight)
+        return fresh(site.function(x, weight, site.plain_bias, **site.geometry))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -23,7 +23,7 @@ from .site import NotReplayed, Part, UseSite, kind
 from .unchanged import Unchanged
 
 if TYPE_CHECKING:
-    from .arithmetic import SumArithmetic
+    from .arithmetic import Add
     from .flat import Flat
 
 _CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -102,10 +102,8 @@ class RecurrentSite(UseSite):
 
     sums_alone = True
 
-    def add_sum(
-        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
-    ) -> None:
-        arithmetic.add(held[4][self.parts.index(part)], factors, place)
+    def add_sum(self, add: Add, part: Part, factors: Tensor, held: Any, place: Tensor) -> None:
+        add(held[4][self.parts.index(part)], factors, place)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         recorded.arrive(use, held[4], held[5], [rows.clone() for rows in self.bias_rows])

@@ -18,7 +18,7 @@ from .facts import UseFacts
 from .unchanged import Unchanged
 
 if TYPE_CHECKING:
-    from .arithmetic import SumArithmetic
+    from .arithmetic import Add
     from .flat import Flat
     from .run import ReplayRun
 
@@ -76,6 +76,9 @@ class UseSite(ABC):
     """The way to join a weight's gradients over several uses: by ``operands``, which norm and sum
     are made of, or by materialized ``rows``; empty if no program joins them."""
 
+    any_layout: ClassVar[bool] = False
+    """Whether weights may have any order in memory: then torch alone reads them."""
+
     padding_idx: int | None = None
 
     compiled: Any = None
@@ -105,7 +108,8 @@ class UseSite(ABC):
             raise NotReplayed(f"{weight.name} and its input differ in dtype")
         for tensor in (self.plain_weight, self.plain_bias):
             if tensor is not None and (
-                tensor.dtype is not self.gradient_dtype or not tensor.is_contiguous()
+                tensor.dtype is not self.gradient_dtype
+                or not (self.any_layout or tensor.is_contiguous())
             ):
                 raise NotReplayed(f"{weight.name} and its bias differ in dtype or layout")
         if self.gradient_dtype not in (torch.float32, torch.float64):
@@ -206,9 +210,7 @@ class UseSite(ABC):
     sums_alone: ClassVar[bool] = False
     """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
 
-    def add_sum(
-        self, arithmetic: SumArithmetic, part: Part, factors: Tensor, held: Any, place: Tensor
-    ) -> None:
+    def add_sum(self, add: Add, part: Part, factors: Tensor, held: Any, place: Tensor) -> None:
         """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
