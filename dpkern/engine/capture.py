@@ -315,12 +315,15 @@ class Capture:
         """Register one operation on ``x``, whose first dimension is the samples'.
 
         Raises:
-            UnsupportedModule: the first dimension is not the batch, or a multiple of it.
+            UnsupportedModule: the first dimension is not the batch, or a multiple of it; complex
+                numbers.
         """
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
         folded = rows_of_each(rows, batch)
         names = ", ".join(t.source.name for t in targets if t is not None)
+        if x.is_complex() or any(t is not None and t.source.is_complex for t in targets):
+            raise _complex_numbers(names, operation)
         found, moves = self._gathered.owners(operation, names, x, batch, self._ticket)
         owners, each = (None, folded or 1) if found is None else (found.owners, found.each)
         if found is not None:
@@ -590,6 +593,16 @@ class Capture:
 
 _USED = attrgetter("used")
 _WIDE = frozenset((torch.float32, torch.float64))
+
+
+def _complex_numbers(names: str, operation: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        f"{names} in {operation}",
+        expected="real numbers",
+        got="complex ones",
+        remedy="Compute with real and imaginary parts (z.real, z.imag) and put them together "
+        "behind the parameters: torch.complex(a * c - b * d, a * d + b * c) is a product.",
+    )
 
 
 def _in_half(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from .cleared import zero_grad
 from .hooks import Hook
 from .outcome import ProbeOutcome
 from .parameter import PrivateParameter
 from .plain_stack import SAMPLES, Arguments, is_plain_stack, saves_itself
 from .random_state import RandomState
-from .uncompiled import forward as shown_forward
+from .uncompiled import forward
 
 _IN_FUNCTIONAL = "linear conv1d conv2d conv3d max_pool2d avg_pool2d relu gelu silu"
 _FUNCTIONS = (
@@ -78,6 +80,8 @@ _CODE = tuple(
     if callable(value) or hasattr(value, "__get__")
 )
 _METHODS = frozenset(name for name, _ in _CODE)
+_SHOWN = {"forward": forward, "zero_grad": zero_grad}
+"""Methods that the engine puts in the place of a module's own."""
 _FROM_TORCH = all(_is_torchs(value) for *_, value in (*_CODE, *_CALLED))
 """Whether nobody had replaced any of it when this was imported."""
 
@@ -129,22 +133,18 @@ def _is_layer_or_sequence(part: nn.Module) -> bool:
         and not held.get("return_indices", False)
         and held.get("padding_mode", "zeros") == "zeros"
         and part._compiled_call_impl is None
-        and (held.keys().isdisjoint(_METHODS) or _shows_forward(part))
+        and all(map(partial(_is_shown, part), held.keys() & _METHODS))
         and type(part._parameters) is type(part._modules) is dict
         and all(type(p) in _PARAMETERS for p in part._parameters.values())
         and all(type(hook) is Hook for name in _HOOKS for hook in held[name].values())
     )
 
 
-def _shows_forward(part: nn.Module) -> bool:
-    """Whether the only method that a module holds itself is the ``forward`` that we showed."""
-    held = vars(part)
-    own = held.get("forward")
+def _is_shown(part: nn.Module, name: str) -> bool:
+    """Whether a method that a module holds itself is one that we showed."""
+    own = vars(part)[name]
     return (
-        held.keys() & _METHODS == {"forward"}
-        and type(own) is types.MethodType
-        and own.__func__ is shown_forward
-        and own.__self__ is part
+        type(own) is types.MethodType and own.__func__ is _SHOWN.get(name) and own.__self__ is part
     )
 
 

@@ -35,6 +35,7 @@ from .parameter import PrivateParameter, without_torch_function
 from .program.packed_update import PackedUpdate
 from .settings import check_settings
 from .sharded import ShardedModule
+from .uncompiled import uncompiled
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -111,11 +112,13 @@ class OptimizerAdapter:
             return
         optimizer, adapter = self.optimizer, self
 
+        @uncompiled
         def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             """Clip, sum and noise the samples' gradients, then update (see
             ``OptimizerAdapter.step``)."""
             return adapter.step(closure)
 
+        @uncompiled
         def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
             """Forget the gradients of the current samples (see ``OptimizerAdapter.zero_grad``)."""
             adapter.zero_grad()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .cleared import show_zero_grad
 from .hooks import Hook
 from .nodes_between import nodes_between
 from .parameter import applied, replaced, tensors_in
@@ -39,7 +40,8 @@ class ForwardPasses:
         self.inputs: tuple[Tensor, ...] = ()
         """Arguments of the running pass."""
         self._hooks: list[Any] = []
-        self._shows_forward = False
+        self._shown: list[str] = []
+        """The methods that stand in the place of the module's own."""
         self._fewest_holders = fewest_holders()
 
     def attach(self) -> None:
@@ -47,7 +49,8 @@ class ForwardPasses:
         from .layers import packed  # here, because the rules import the capture
 
         module, graphs = self.capture.module, self.capture.graphs
-        self._shows_forward = show_forward(module)
+        shown = {"forward": show_forward(module), "zero_grad": show_zero_grad(module)}
+        self._shown = [name for name, is_ours in shown.items() if is_ours]
         self._hooks = [
             module.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             module.register_forward_hook(Hook(graphs.end_of_pass), always_call=True),
@@ -69,9 +72,9 @@ class ForwardPasses:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._shows_forward:
-            self._shows_forward = False
-            self.capture.module.__dict__.pop("forward", None)
+        for name in self._shown:
+            self.capture.module.__dict__.pop(name, None)
+        self._shown = []
         self.capture.guard.detach()
 
     def given(self, tensor: Tensor) -> bool:

@@ -37,6 +37,11 @@ class GradientSource:
         return self.capture.watching
 
     @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex, which no parameter's are."""
+        return False
+
+    @property
     def operations(self) -> tuple[str, ...]:
         """Names of the operations that lead back to parameters, sorted; none for a parameter."""
         return ()
@@ -213,4 +218,6 @@ class CapturedOp:
         """
         if self.owners is not None:
             return by_sample(tensor, self.owners, self.batch, self.filled)
-        return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]
+        if not self.batch:
+            return tensor[:, None]
+        return tensor.reshape(self.batch, len(tensor) // self.batch, *tensor.shape[1:])

@@ -86,6 +86,34 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
     return module
 
 
+# Nothing to multiply: positions, inputs or outputs that are none.
+LINEAR["no-positions"] = op(
+    lambda m, x: F.linear(x[:, :0], m.w, m.b).sum(1) + F.linear(x, m.v).sum(1),
+    draw(B, 3, 5),
+    w=(4, 5),
+    b=(4,),
+    v=(4, 5),
+)
+LINEAR["no-prompt"] = op(
+    lambda m, x: F.linear(torch.cat([m.w.expand(len(x), -1, -1), x], 1), m.v),
+    draw(B, 3, 5),
+    w=(1, 0, 5),
+    v=(4, 5),
+)
+LINEAR["no-inputs"] = op(
+    lambda m, x: F.linear(x[:, :0], m.w, m.b) * F.linear(x, m.v),
+    draw(B, 5),
+    w=(4, 0),
+    b=(4,),
+    v=(4, 5),
+)
+LINEAR["no-outputs"] = op(
+    lambda m, x: torch.cat([F.linear(x, m.w, m.b), F.linear(x, m.v)], 1),
+    draw(B, 5),
+    w=(0, 5),
+    b=(0,),
+    v=(4, 5),
+)
 LINEAR["weight-frozen"] = (lambda: frozen(nn.Linear(5, 4), "weight"), (draw(B, 6, 5),))
 LINEAR["bias-frozen"] = (lambda: frozen(nn.Linear(5, 4), "bias"), (draw(B, 6, 5),))
 

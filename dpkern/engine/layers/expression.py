@@ -69,6 +69,10 @@ class Expression(GradientSource):
         return any(slot.watched for slot in self.slots)
 
     @property
+    def is_complex(self) -> bool:
+        return self.tensor.is_complex()
+
+    @property
     def operations(self) -> tuple[str, ...]:
         return tuple(sorted(node.name() for node in nodes_of(self.tensor)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x w + bias`` over the last dimension of ``x``."""
     if torch.is_autocast_enabled(x.device.type) or not product.fits(x, w, bias):
         return F.linear(x, w.t(), bias)
-    return product.matmul(x.view(-1, x.shape[-1]), w, bias).view(*x.shape[:-1], w.shape[1])
+    rows = math.prod(x.shape[:-1])
+    return product.matmul(x.view(rows, x.shape[-1]), w, bias).view(*x.shape[:-1], w.shape[1])
 
 
 def _arrive(use: CapturedOp, x: Tensor, g: Tensor) -> None:

@@ -59,6 +59,7 @@ class TrackedTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return Tensor.dim(self)
 
+    @uncompiled
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
         batch = self._state.batch
