@@ -80,3 +80,7 @@ class PrivacyWarning(UserWarning):
 
 class CompileWarning(UserWarning):
     """A module that ``torch.compile`` compiles, and that runs without a graph all the same."""
+
+
+class LossWarning(UserWarning):
+    """A loss whose terms have other weights than its reader may think."""

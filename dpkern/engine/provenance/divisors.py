@@ -9,10 +9,11 @@ scale the terms of all others.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ...base.errors import UnsupportedModule
+from ...base.errors import LossWarning, UnsupportedModule
 from .naming import CallSite, call_site
 from .refusals import varying_scale, varying_share
 from .states import RecordSum
@@ -56,7 +57,18 @@ class Divisors:
             other = scales.other_size(scale, counts)
             if other is not None:
                 return varying_scale(declared, *other, scale, counts)
+            if batch.in_pass < batch.size and _same(scale, batch.in_pass / batch.size):
+                warnings.warn(_share_of_piece(declared, *counts), LossWarning, stacklevel=2)
         return None
+
+
+def _share_of_piece(declared: str, rows: int, size: int) -> str:
+    return (
+        f"the loss of {rows} of the {size} samples of a batch is their {declared} times "
+        f"{rows / size:.4g}, their share of the batch: they train with as much less than in the "
+        f"whole batch. Leave the factor out: call backward() on the {declared} over each piece; the "
+        "step divides by the size of the batch."
+    )
 
 
 class NumbersBySize:
