@@ -66,8 +66,8 @@ def _share_of_piece(declared: str, rows: int, size: int) -> str:
     return (
         f"the loss of {rows} of the {size} samples of a batch is their {declared} times "
         f"{rows / size:.4g}, their share of the batch: they train with as much less than in the "
-        f"whole batch. Leave the factor out: call backward() on the {declared} over each piece; the "
-        "step divides by the size of the batch."
+        f"whole batch. Leave the factor out: call backward() on the {declared} over each piece. "
+        "The step divides by the size of the batch."
     )
 
 
