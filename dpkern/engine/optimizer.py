@@ -35,7 +35,7 @@ from .parameter import PrivateParameter, without_torch_function
 from .program.packed_update import PackedUpdate
 from .settings import check_settings
 from .sharded import ShardedModule
-from .uncompiled import uncompiled
+from .uncompiled import never_compiled
 
 _ZERO_GRAD = torch.optim.Optimizer.zero_grad
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -112,13 +112,13 @@ class OptimizerAdapter:
             return
         optimizer, adapter = self.optimizer, self
 
-        @uncompiled
+        @never_compiled
         def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             """Clip, sum and noise the samples' gradients, then update (see
             ``OptimizerAdapter.step``)."""
             return adapter.step(closure)
 
-        @uncompiled
+        @never_compiled
         def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
             """Forget the gradients of the current samples (see ``OptimizerAdapter.zero_grad``)."""
             adapter.zero_grad()

@@ -46,6 +46,16 @@ def uncompiled(function: Function) -> Function:
     return uncompiled_unless(None)(function)
 
 
+_NEVER = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+
+def never_compiled(function: Function) -> Function:
+    """Mark a function that never runs inside a graph, nor what it calls."""
+    set_code_exec_strategy(function.__code__, _NEVER)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 def uncompiled_unless(inside: Function | None) -> Callable[[Function], Function]:
     """Decorate a function such that graphs break at it, unless they can hold something instead.
 

@@ -22,7 +22,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
 from ...ops import direct
-from ..uncompiled import no_graph_begins_with, uncompiled
+from ..uncompiled import never_compiled, no_graph_begins_with, uncompiled
 from .states import State
 
 Function = Callable[..., Any]
@@ -59,7 +59,7 @@ class TrackedTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return Tensor.dim(self)
 
-    @uncompiled
+    @never_compiled
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
         batch = self._state.batch
