@@ -46,6 +46,7 @@ def test_a_record_moves_a_step_by_its_bound_at_most(loop: Loop) -> None:
     assert verdict.moved > 0.05, "the target is not used: the loop shows nothing"
 
 
+@pytest.mark.filterwarnings("ignore::dpkern.base.errors.LossWarning")  # before they are refused
 @pytest.mark.parametrize("loop", REFUSED, ids=name_of)
 def test_what_is_not_covered_is_refused_in_time(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
