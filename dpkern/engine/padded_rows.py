@@ -114,11 +114,13 @@ class UsePattern:
         behind = [target.source.operations for target in use.targets if target is not None]
         operations = tuple(name for names in behind for name in names)
         kinds = _names(use.kinds)
-        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype, cast, kinds, operations))
+        rows = use.in_rows(x)
+        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype, rows, cast, kinds, operations))
 
     def note_replayed(self, use: UseFacts) -> None:
         """Take note of a use that a program replays: never under autocast, of no expression."""
-        self.uses.append((use.key, use.tail, use.dtype, False, _names(use.kinds), ()))
+        kinds = _names(use.kinds)
+        self.uses.append((use.key, use.tail, use.dtype, use.in_rows, False, kinds, ()))
 
 
 def _names(kinds: Iterable[type[Any]]) -> tuple[str, ...]:

@@ -211,6 +211,10 @@ class CapturedOp:
             target.source.arrivals.append(CapturedGradients(record, square=squares))
             squares = torch.zeros_like(squares)
 
+    def in_rows(self, x: Tensor) -> bool:
+        """Whether torch reads the input in rows: a convolution has other code for channels last."""
+        return not self.operation.startswith("conv") or x.is_contiguous()
+
     def per_batch(self, tensor: Tensor) -> Tensor:
         """Reshape ``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other.
 

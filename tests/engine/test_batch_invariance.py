@@ -751,3 +751,17 @@ def test_checksums_tell_single_bits() -> None:
     assert zero is not None
     assert zero[0] != zero[1]
     assert checksums(x, 4) is None
+
+
+def test_inputs_with_their_channels_last_are_not_what_was_tested() -> None:
+    torch.manual_seed(0)
+    made = Made(grouped())
+    x, y = samples((3, 8, 8), 48)  # none are filled up, which would put them in rows
+    loss = nn.CrossEntropyLoss()
+    assert made.test(x, y, loss).word == "tested"
+    for _ in range(5):
+        made.step(x, y, loss)
+    assert made.engine.capture.program.replays > 0
+    assert "tested" in made.certified_for
+    made.step(x.to(memory_format=torch.channels_last), y, loss)
+    assert "tested" not in made.certified_for

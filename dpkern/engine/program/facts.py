@@ -32,6 +32,7 @@ class UseFacts:
         nodes, kinds: autograd nodes between the use before and this one.
         obstacle: why no program can hold this use; empty if one can.
         tapped: the taps of a use inside a compiled graph; None outside of graphs.
+        in_rows: whether the input lies in rows, where torch's function goes by that.
     """
 
     operation: str
@@ -46,6 +47,7 @@ class UseFacts:
     kinds: tuple[type[Any], ...]
     obstacle: str = ""
     tapped: TappedUse | None = None
+    in_rows: bool = True
 
     @property
     def slots(self) -> list[ParameterSource | None]:
@@ -76,6 +78,7 @@ def facts_of(use: CapturedOp, x: Tensor, kinds: Collection[tuple[str, bool]]) ->
         nodes=use.nodes,
         kinds=use.kinds,
         obstacle=_obstacle(use, x, kinds),
+        in_rows=use.in_rows(x),
     )
 
 

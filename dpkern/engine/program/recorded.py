@@ -137,6 +137,9 @@ class ConvolutionSite(RecordSite):
         if not math.prod(self.kernel_size) or self.plain_weight.shape[1] * groups != facts.tail[0]:
             raise NotReplayed("a convolution of other channels")
 
+    def admits(self, x: Tensor) -> bool:
+        return super().admits(x) and x.is_contiguous() is self.facts.in_rows
+
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         return ConvolutionGradients(x, g, self.kernel_size, self.geometry)
 
