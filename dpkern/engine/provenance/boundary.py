@@ -239,9 +239,14 @@ class ModuleBoundary:
             if len(rows.records) != batch.size:
                 capture.begin_piece(len(rows.records))
         elif self._records is not rows.records and not np.array_equal(self._records, rows.records):
+            again = rows.records.tolist()
             earlier = self._closed | set(self._records.tolist())
-            if not earlier.isdisjoint(rows.records.tolist()):
-                raise refusals.overlapping_pieces()
+            if not earlier.isdisjoint(again):
+                # A pass that brought no gradients, or whose gradients were forgotten, is made again
+                # in smaller pieces, as after an error for want of memory.
+                if capture.captured or not self._closed.isdisjoint(again):
+                    raise refusals.overlapping_pieces()
+                earlier = self._closed
             self._closed = earlier
             self.close_piece()
             capture.begin_piece(len(rows.records))

@@ -155,7 +155,8 @@ def overlapping_pieces() -> PrivacyError:
         "inputs of the module",
         expected="pieces of a batch without common records, or the same records again",
         got="some records of an earlier pass together with others",
-        remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows each time.",
+        remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows each time. "
+        "optimizer.zero_grad() forgets a pass that is to be made again in smaller pieces.",
     )
 
 

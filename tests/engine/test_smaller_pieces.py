@@ -1,0 +1,132 @@
+"""Batches whose pass is made again in smaller pieces, as loops do when memory was short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpkern
+from dpkern.errors import PrivacyError
+
+Pass = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module(x), y)
+
+
+def in_pieces(module: nn.Module, x: Tensor, y: Tensor) -> None:
+    for rows in range(0, len(x), 4):
+        loss(module, x[rows : rows + 4], y[rows : rows + 4]).backward()
+
+
+def whole(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x, y).backward()
+
+
+def after_a_forward_pass(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    module(x)
+    in_pieces(module, x, y)
+
+
+def after_a_backward_pass(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x, y).backward()
+    optimizer.zero_grad()
+    in_pieces(module, x, y)
+
+
+def second_half_again(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    for rows in (slice(0, 8), slice(8, 16)):
+        loss(module, x[rows], y[rows]).backward()
+    optimizer.zero_grad()  # the first half is clipped already, and stays
+    in_pieces(module, x[8:], y[8:])
+
+
+def cut_elsewhere(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x[:8], y[:8]).backward()
+    optimizer.zero_grad()
+    for rows in (slice(4, 12), slice(0, 4), slice(12, 16)):
+        loss(module, x[rows], y[rows]).backward()
+
+
+def without_clearing(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x, y).backward()
+    in_pieces(module, x, y)
+
+
+def first_half_twice(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    for rows in (slice(0, 8), slice(8, 16)):
+        loss(module, x[rows], y[rows]).backward()
+    optimizer.zero_grad()
+    in_pieces(module, x, y)
+
+
+def late_gradients(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    forgotten = loss(module, x, y)
+    in_pieces(module, x, y)
+    forgotten.backward()
+
+
+def late_gradients_alone(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    forgotten = loss(module, x, y)
+    module(x[:4])
+    forgotten.backward()
+
+
+def only_one_piece(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x, y).backward()
+    optimizer.zero_grad()
+    loss(module, x[:4], y[:4]).backward()
+
+
+def trained(loop: Callable[..., None], **options: Any) -> Tensor:
+    """Parameters after a step each of batches that pass whole, and of one that ``loop`` takes."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = TensorDataset(torch.randn(64, 6).double(), torch.randint(0, 3, (64,)))
+    module, optimizer, loader = dpkern.PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        data_loader=DataLoader(data, batch_size=16),
+        noise_multiplier=0.3,
+        max_grad_norm=0.5,
+        unsafe_seed=1,
+        sampling="fixed",
+        **options,
+    )
+    for step, (x, y) in enumerate(loader):
+        (loop if step == 2 else whole)(module, optimizer, x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+AGAIN = (after_a_forward_pass, after_a_backward_pass, second_half_again, cut_elsewhere)
+REFUSED = {
+    without_clearing: "pieces of a batch without common records",
+    first_half_twice: "pieces of a batch without common records",
+    late_gradients: "a backward pass of an earlier piece",
+    late_gradients_alone: "a backward pass of other samples",
+    only_one_piece: "all records of the batch in the module, got 4 of 16",
+}
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("loop", AGAIN, ids=lambda loop: loop.__name__)
+def test_every_record_counts_once(loop: Callable[..., None], arithmetic: str) -> None:
+    expected = trained(whole, arithmetic=arithmetic)
+    assert torch.allclose(trained(loop, arithmetic=arithmetic), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("loop", REFUSED, ids=lambda loop: loop.__name__)
+def test_records_that_would_count_twice_or_not_at_all_are_refused(
+    loop: Callable[..., None],
+) -> None:
+    with pytest.raises(PrivacyError, match=REFUSED[loop]):
+        trained(loop)
