@@ -82,5 +82,9 @@ class CompileWarning(UserWarning):
     """A module that ``torch.compile`` compiles, and that runs without a graph all the same."""
 
 
+class HookWarning(UserWarning):
+    """A gradient hook of a private parameter, which private backward passes do not call."""
+
+
 class LossWarning(UserWarning):
     """A loss whose terms have other weights than its reader may think."""

@@ -23,7 +23,7 @@ from .guard import ForwardGuard
 from .local import local
 from .module_parameters import ModuleParameters, no_gradient
 from .nodes_between import nodes_between
-from .parameter import PrivateParameter, without_torch_function
+from .parameter import PrivateParameter, has_hooks, warn_of_hooks, without_torch_function
 from .passes import ForwardPasses, rows_of_each
 from .per_sample_gradients import (
     ExplicitGradients,
@@ -216,6 +216,9 @@ class Capture:
             return
         # The probe and the backward pass read the same graph, so compiled parts keep its buffers.
         compiler_config.donated_buffer = False
+        hooked = [slot.name for slot in self.slots if has_hooks(slot.used)]
+        if hooked:
+            warn_of_hooks(", ".join(hooked))
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]

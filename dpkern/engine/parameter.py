@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
@@ -26,11 +27,12 @@ from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 
-from ..base.errors import PrivacyError, UnsupportedModule
+from ..base.errors import HookWarning, PrivacyError, UnsupportedModule
 from .in_graph import in_graph
 from .in_place import writes_in_place
 from .nodes_between import counted, nodes_between
 from .uncompiled import uncompiled, uncompiled_unless
+from .user_code import lines_up
 
 if TYPE_CHECKING:
     from .uses import GradientSource
@@ -138,6 +140,23 @@ def rule(*functions: Any, leaf: bool = False) -> Callable[[Rule], Rule]:
     return decorate
 
 
+def has_hooks(parameter: Tensor) -> bool:
+    """Whether somebody asked to be called with the parameter's gradients."""
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(parameter._backward_hooks or after)
+
+
+def warn_of_hooks(whose: str) -> None:
+    """Warn that gradient hooks of private parameters are not called."""
+    warnings.warn(
+        f"{whose}: private backward passes do not call gradient hooks of parameters, for there is "
+        "no gradient in .grad before the noise. Freeze parameters by requires_grad=False, mask a "
+        "weight in the model (F.linear(x, w * mask)), or hook the optimizer's step.",
+        HookWarning,
+        stacklevel=lines_up(),
+    )
+
+
 class PrivateParameter(nn.Parameter):
     """A parameter whose differentiable uses are intercepted; copies and pickles are ordinary."""
 
@@ -167,6 +186,18 @@ class PrivateParameter(nn.Parameter):
                 with without_torch_function():
                     return func(*args, **kwargs or _NO_NAMES)
         return _on_parameter(cls, func, types, args, kwargs)
+
+    def register_hook(self, hook: Callable[..., Any]) -> Any:
+        """Register a hook, which private backward passes do not call, and warn of that."""
+        warn_of_hooks(source_of(self).name)
+        with without_torch_function():
+            return super().register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[..., Any]) -> Any:
+        """As ``register_hook``."""
+        warn_of_hooks(source_of(self).name)
+        with without_torch_function():
+            return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:

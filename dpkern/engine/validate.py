@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ..base.errors import InvalidInput, UnsupportedModule
+from .parameter import has_hooks
 
 TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -306,10 +307,7 @@ def _unusable(name: str, parameter: nn.Parameter) -> Iterator[Finding]:
         yield _of_parameter(
             name, f"has dtype {parameter.dtype}", f"Cast it to one of {listed}, or freeze it."
         )
-    hooks: Any = parameter._backward_hooks or getattr(
-        parameter, "_post_accumulate_grad_hooks", None
-    )
-    if hooks:
+    if has_hooks(parameter):
         yield _of_parameter(
             name,
             "has gradient hooks, which are not called: there is no gradient in .grad to hook",

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkern.engine import user_code
 from dpkern.engine.padding import PaddingCheck
-from dpkern.engine.provenance import aliases, losses, naming, rules, shapes, usual_calls
+from dpkern.engine.provenance import aliases, losses, rules, shapes, usual_calls
 from dpkern.engine.provenance.handing import tracked_batch
 from dpkern.engine.provenance.states import PerRecord, RecordSum, YieldedBatch
 from dpkern.engine.provenance.tensor import TrackedTensor, count_write, retrack, track, untracked
@@ -333,7 +334,7 @@ def test_an_error_of_the_loss_is_raised() -> None:
 
 
 def here(depth: int = 4) -> Any:
-    return naming.call_site(depth)
+    return user_code.call_site(depth)
 
 
 def test_a_call_site_is_the_same_for_the_same_instructions_alone(
@@ -349,7 +350,7 @@ def test_a_call_site_is_the_same_for_the_same_instructions_alone(
         return [[a == b for b in found] for a in found]
 
     compiled = alike(sites())
-    monkeypatch.setattr(naming, "_call_site", None)
+    monkeypatch.setattr(user_code, "_call_site", None)
     assert compiled == alike(sites())
     assert compiled[0][1]
     assert not compiled[0][2]
@@ -380,10 +381,10 @@ class Scaling:
 def as_before(known: dict[Any, Any], scaling: Scaling) -> bool:
     """Ask for the call of the one who asks, and let it be known from then on."""
     given = (scaling.losses, scaling.states, "mean", known, scaling.outputs)
-    found: bool = usual_calls.loss_as_before(*given, naming.is_ours, 1)
+    found: bool = usual_calls.loss_as_before(*given, user_code.is_ours, 1)
     state = scaling.states[0]
     values = state.shares, state.reduction, state.scales, state.batch.in_pass, state.batch.size
-    known.setdefault((naming.call_site(ours=1), 0), values)
+    known.setdefault((user_code.call_site(ours=1), 0), values)
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...base.errors import LossWarning, UnsupportedModule
-from .naming import CallSite, call_site
+from ..user_code import CallSite, call_site, lines_up
 from .refusals import varying_scale, varying_share
 from .states import RecordSum
 
@@ -58,7 +58,9 @@ class Divisors:
             if other is not None:
                 return varying_scale(declared, *other, scale, counts)
             if batch.in_pass < batch.size and _same(scale, batch.in_pass / batch.size):
-                warnings.warn(_share_of_piece(declared, *counts), LossWarning, stacklevel=2)
+                warnings.warn(
+                    _share_of_piece(declared, *counts), LossWarning, stacklevel=lines_up()
+                )
         return None
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..user_code import is_ours
 from .divisors import Divisors
 from .leaves import Leaves
-from .naming import is_ours
 from .refusals import mixed_loss, other_reduction
 from .states import Mixed, RecordSum, State
 from .usual_calls import loss_as_before

@@ -27,7 +27,7 @@ from .constants import WHEN_READ
 from .filling import kind_of_sum, without_filling
 from .meeting import combined
 from .places import at_places
-from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order
+from .reductions import LEFT_OUT, divisor_of, leaves_out, left_out_by_order, warn_of_divisor
 from .rules import TrackedCall, action, finish_as
 from .states import (
     NO_RECORD,
@@ -89,7 +89,8 @@ def loss(call: TrackedCall) -> Any:
         return finish_as(call, result, rows)
     if left_out_by_order(rows):
         return finish_as(call, result, call.mixed(LEFT_OUT))
-    if leaves_out(rows):
+    part = leaves_out(rows)
+    if part:
         at_places(call.batch)
     if reduction == "sum":
         return retrack(result, kind(rows.batch, "sum"))
@@ -98,6 +99,8 @@ def loss(call: TrackedCall) -> Any:
     elif reduction != "mean":
         return finish_as(call, result, call.mixed(f"has the reduction {reduction!r}"))
     factor, each = divisor_of(rows.ids, rows.batch)
+    if part:
+        warn_of_divisor(factor)
     result = result if factor == 1 else result * factor
     return retrack(result, kind(rows.batch, "mean", False, frozenset({entries * each})))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ...base.errors import LossWarning
+from ..user_code import lines_up
 from .filling import kind_of_sum, without_filling
 from .meeting import REDUCED, combined, place_of
 from .places import at_places
@@ -76,12 +80,15 @@ def linear(call: TrackedCall) -> Any:
         return finish_as(call, result, PerRecord(state.batch, state.ids, place))
     if left_out_by_order(state):
         return finish_as(call, result, call.mixed(LEFT_OUT))
-    if leaves_out(state):
+    part = leaves_out(state)
+    if part:
         at_places(call.batch)
     if call.name == "sum":
         return finish_as(call, result, kind(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
     factor, each = divisor_of(state.ids, state.batch)
+    if part:
+        warn_of_divisor(factor)
     result = result if factor == 1 else result * factor
     return finish_as(call, result, kind(state.batch, "mean", False, frozenset({each * rest})))
 
@@ -111,6 +118,20 @@ def leaves_out(state: PerRecord) -> bool:
     if state.ids is state.batch.all or state.batch.has_chosen_rows:
         return False
     return misses(state)
+
+
+def warn_of_divisor(factor: float) -> None:
+    """Warn that a mean over samples at some places is scaled by ``factor``, unlike torch's."""
+    if factor != 1 and torch.is_grad_enabled():
+        warnings.warn(_DIVISOR, LossWarning, stacklevel=lines_up())
+
+
+_DIVISOR = (
+    "a mean over samples at some places of the batch, a slice say, is divided by the number of all "
+    "samples that passed: how many stand there depends on others. Averages of such means train "
+    "with less than torch's. Add sums and divide by the number that passed: "
+    "cross_entropy(out[:n], y[:n], reduction='sum') / len(out)."
+)
 
 
 def divisor_of(ids: Ids, batch: YieldedBatch) -> tuple[float, int]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ..in_place import writes_in_place
 from ..parameter import PRIVATE, source_of, tensors_in
+from ..user_code import user_line
 from .aliases import is_stale, note_write
 from .constants import may_be_read
-from .naming import has_reversed_operands, name_of, user_line
+from .naming import has_reversed_operands, name_of
 from .places import is_part, written_at_places
 from .states import Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .statistic import READ, Count, Statistic, marked, over_samples, remember, remembered

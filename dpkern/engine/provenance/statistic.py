@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .naming import user_line
+from ..user_code import user_line
 from .states import Mixed, State
 from .tensor import TrackedTensor
 

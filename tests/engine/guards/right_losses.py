@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpkern.base.errors import LossWarning
 from tests.engine.guards.kit import WIDE, Table, World
 from tests.engine.guards.losses import of_outputs
 from tests.engine.guards.models import Language, fit, mlp
@@ -297,4 +299,5 @@ def loss_without_a_mean_to_see(w: World) -> None:
         parts = [F.cross_entropy(z[None], t[None]) for z, t in zip(output, y, strict=True)]
         return torch.stack(parts).sum()
 
-    fit(w, mlp(), loss)
+    with pytest.warns(LossWarning, match="divided by the number of all samples that passed"):
+        fit(w, mlp(), loss)
