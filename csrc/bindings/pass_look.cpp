@@ -204,7 +204,7 @@ PyObject* versions(PyObject* self, PyObject*) {
   return made;
 }
 
-PyTypeObject* type_of_looks() {
+PyTypeObject* type_of_passes() {
   static PyMethodDef methods[] = {
       {"before", &before, METH_NOARGS, "before(): whether all is as the last pass has left it."},
       {"after", &after, METH_NOARGS, "after(): whether the pass has left all tensors alone."},
@@ -213,19 +213,19 @@ PyTypeObject* type_of_looks() {
   return HeldPass::type("dpkern._C.PassLookObject", methods);
 }
 
-py::object make(const py::list& everywhere, const py::list& everything, py::list parameters,
-                std::vector<bool> trained, const py::list& tables, const py::list& entries,
-                py::list tensors, std::vector<bool> steady, std::vector<std::int64_t> known,
-                const py::object& is_trained, const py::object& version, py::object context) {
+py::object make_pass(const py::list& everywhere, const py::list& everything, py::list parameters,
+                     std::vector<bool> trained, const py::list& tables, const py::list& entries,
+                     py::list tensors, std::vector<bool> steady, std::vector<std::int64_t> known,
+                     const py::object& is_trained, const py::object& version, py::object context) {
   auto look =
       std::make_unique<PassLook>(everywhere, everything, std::move(parameters), std::move(trained),
                                  tables, entries, std::move(tensors), std::move(steady),
                                  std::move(known), is_trained, version, std::move(context));
-  return HeldPass::make(type_of_looks(), std::move(look));
+  return HeldPass::make(type_of_passes(), std::move(look));
 }
 
 }  // namespace
 
-void add_pass_look(py::module_& m) { m.def("PassLook", &make); }
+void add_pass_look(py::module_& m) { m.def("PassLook", &make_pass); }
 
 }  // namespace dpkern::bindings

@@ -141,7 +141,7 @@ PyObject* hold_beside(PyObject* self, PyObject* const* args, Py_ssize_t count) {
       HeldTensors::of(self)->hold_beside(args[0], shape, torch.place(args[2]), args[3] == Py_True));
 }
 
-PyTypeObject* type_of_looks() {
+PyTypeObject* type_of_tensors() {
   static PyMethodDef methods[] = {
       {"hold", &hold, METH_NOARGS, "hold(): whether all tensors are as they were."},
       {"hold_beside", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&hold_beside)),
@@ -152,23 +152,23 @@ PyTypeObject* type_of_looks() {
   return HeldTensors::type("dpkern._C.UnchangedTensorsObject", methods);
 }
 
-py::object make(py::list tensors, py::object context) {
-  return HeldTensors::make(
-      type_of_looks(), std::make_unique<UnchangedTensors>(std::move(tensors), std::move(context)));
+py::object make_tensors(py::list tensors, py::object context) {
+  return HeldTensors::make(type_of_tensors(), std::make_unique<UnchangedTensors>(
+                                                  std::move(tensors), std::move(context)));
 }
 
 }  // namespace
 
 int hold_beside(PyObject* looks, PyObject* x, const std::vector<std::int64_t>& shape, int dtype,
                 bool trained) {
-  if (Py_TYPE(looks) != type_of_looks()) return 0;
+  if (Py_TYPE(looks) != type_of_tensors()) return 0;
   return HeldTensors::of(looks)->hold_beside(x, shape, dtype, trained);
 }
 
 int hold_alone(PyObject* looks) {
-  return Py_TYPE(looks) == type_of_looks() ? HeldTensors::of(looks)->hold() : 0;
+  return Py_TYPE(looks) == type_of_tensors() ? HeldTensors::of(looks)->hold() : 0;
 }
 
-void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make); }
+void add_unchanged(py::module_& m) { m.def("UnchangedTensors", &make_tensors); }
 
 }  // namespace dpkern::bindings
