@@ -33,8 +33,17 @@ from tests.engine.test_exact_sums import (
 
 pytestmark = needs_emulation
 
+LONG = ("tied tokens", "rounded operands")
+"""Models whose products take the interpreter ten seconds and more."""
+
 GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+TYPES = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float32, id="torch.float32"),
+        pytest.param(torch.bfloat16, id="torch.bfloat16", marks=pytest.mark.slow),
+    ],
+)
 
 
 def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
@@ -43,7 +52,10 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
 
 
 @TYPES
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MODELS],
+)
 def test_a_sum_is_that_of_its_samples_integers(name: str, dtype: torch.dtype) -> None:
     module, x = made(name, dtype)
     plan = plan_of(module)
@@ -87,7 +99,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        option if option == "usual" else pytest.param(option, marks=pytest.mark.slow)
+        for option in OPTIONS
+    ],
+)
 @pytest.mark.parametrize("name", test_device_ops.MODELS)
 def test_a_step_is_made_in_place_and_near_that_of_a_cpu(name: str, options: str) -> None:
     given = {"arithmetic": "exact", **OPTIONS[options]}

@@ -259,8 +259,15 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loop]:
     return make
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [
+        pytest.param(False, "before", id="function-before"),
+        pytest.param(True, "after", id="method-after"),
+        pytest.param(False, "after", id="function-after", marks=pytest.mark.slow),
+        pytest.param(True, "before", id="method-before", marks=pytest.mark.slow),
+    ],
+)
 def test_every_use_is_captured_inside_one_graph(loop: Any, when: str, method: bool) -> None:
     backend = Backend()
     run = loop(backend, Whole, when=when, method=method, fullgraph=True).train()

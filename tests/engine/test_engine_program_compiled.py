@@ -57,7 +57,7 @@ def inside(run: Loop) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
-@pytest.mark.parametrize("build", [Whole, Tied, Pooled])
+@pytest.mark.parametrize("build", [pytest.param(Whole, marks=pytest.mark.slow), Tied, Pooled])
 def test_replayed_graphs_make_the_recorded_bits(build: Any, arithmetic: Any) -> None:
     run = both(make=compiled(build), arithmetic=arithmetic)
     assert run.reasons[-1] == ""
@@ -202,8 +202,11 @@ _NO_NOISE = (hook_between, without_a_gradient)
 @pytest.mark.parametrize(
     "change",
     [
-        *(freeze, thaw_norm, another_branch, evaluate, uncompile, replace, two_losses),
-        *(hook_between, without_a_gradient),
+        *(uncompile, replace, two_losses, without_a_gradient),
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in (freeze, thaw_norm, another_branch, evaluate, hook_between)
+        ),
     ],
 )
 def test_changes_in_the_middle_lose_nothing(change: Callable[[Loop], None]) -> None:
@@ -211,6 +214,7 @@ def test_changes_in_the_middle_lose_nothing(change: Callable[[Loop], None]) -> N
     both(change, make=compiled(Net), steps=11, **still)
 
 
+@pytest.mark.slow
 def test_batches_of_any_size() -> None:
     run = both(make=compiled(Net), sampling="poisson", steps=14)
     assert run.replays > 5, run.reasons

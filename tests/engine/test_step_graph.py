@@ -138,7 +138,7 @@ def equal(mine: Run, theirs: Run) -> None:
     assert float(ours.nonfinite) == float(others.nonfinite)
 
 
-@pytest.mark.parametrize("arithmetic", ["float", "exact"])
+@pytest.mark.parametrize("arithmetic", [pytest.param("float", marks=pytest.mark.slow), "exact"])
 def test_replayed_steps_are_the_steps_without_a_graph(arithmetic: str) -> None:
     """Dropout draws anew, every noise is fresh, and the learning rate follows its schedule."""
     plain, graphed = (Run(loss, arithmetic=arithmetic) for loss in (None, loss_of))

@@ -118,6 +118,7 @@ def test_physical_batches_are_filled_up_and_join_one_step() -> None:
     both(loss_of, 3 * FIRST, sampling="fixed", max_physical_batch_size=3, rows=3)
 
 
+@pytest.mark.slow
 def test_empty_draws_come_first_in_between_and_last() -> None:
     plain, graphed = run_of(None, size=1), run_of(loss_of, size=1)
     assert graphed.graph is not None
@@ -406,6 +407,7 @@ def test_every_model_is_filled_up(name: str) -> None:
     both(loss, FIRST + 5, model=build, data=data, rows=9, within=most)
 
 
+@pytest.mark.slow
 def test_dropout_draws_for_all_rows() -> None:
     run = run_of(loss_of, Small)
     losses = run.steps(FIRST + 4)

@@ -76,7 +76,13 @@ def follow_schedule(run: Run, number: int) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "exact"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        rule if rule in ("momentum", "adam") else pytest.param(rule, marks=pytest.mark.slow)
+        for rule in RULES
+    ],
+)
 def test_replays_with_noise_and_update_are_the_steps_without_a_graph(
     rule: str, arithmetic: str
 ) -> None:

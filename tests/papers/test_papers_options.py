@@ -45,6 +45,7 @@ def labels(paper: str, item: str, **options: Any) -> list[str]:
         if pair[1] not in ("fig5", "comparison")
     ),
 )
+@pytest.mark.slow  # plans of all items
 def test_every_training_has_the_epsilon_that_was_asked_for(paper: str, item: str) -> None:
     pytest.importorskip("dp_accounting")
     rows = {"rows": 60 if paper == "spof" else 600} if (paper, item) in SIZED["rows"] else {}
@@ -87,6 +88,7 @@ def test_every_number_of_a_protocol_reaches_the_runs(pair: tuple[str, str], name
 @pytest.mark.parametrize(
     "pair", sorted(catalogue.SIZED["delta"] - catalogue.NEEDS_WEIGHTS - FORMULAS)
 )
+@pytest.mark.slow  # plans of all items
 def test_another_delta_reaches_the_runs(pair: tuple[str, str]) -> None:
     pytest.importorskip("dp_accounting")
     source, other = (planned(pair, delta=delta).pieces for delta in (None, 1e-7))
@@ -94,6 +96,7 @@ def test_another_delta_reaches_the_runs(pair: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("pair", sorted(FORMULAS))
+@pytest.mark.slow  # plans of all items
 def test_formulas_have_the_budget_that_was_asked_for(pair: tuple[str, str]) -> None:
     pytest.importorskip("dp_accounting")
     asked = {"epsilon": (2.5,), "delta": 1e-7}
@@ -166,6 +169,7 @@ def test_other_numbers_decide_nothing_but_an_epsilon() -> None:
         if (paper, item) not in catalogue.NEEDS_WEIGHTS
     ),
 )
+@pytest.mark.slow  # plans of all items
 def test_every_item_finds_its_finished_runs_again(pair: tuple[str, str], tmp_path: Path) -> None:
     """An interrupted run resumes: another process knows each setting, and no two are the same."""
     pytest.importorskip("dp_accounting")

@@ -64,6 +64,7 @@ def test_no_norm_is_under_reported(case: Case, draw: small.Draw) -> None:
     assert short.shares(case, draw) >= 1 - 1e-15
 
 
+@pytest.mark.slow  # the emulator takes minutes
 @pytest.mark.parametrize("draw", small.DRAWS, ids=lambda draw: draw.__name__)
 def test_no_whitened_norm_is_under_reported(draw: small.Draw) -> None:
     """Three kinds of bands and their matrices on four grids."""
