@@ -192,7 +192,7 @@ class BatchOrder:
         self.capture.discard()
         self.step.drop()
         self.final = True
-        self.boundary.unfinished_pass = False
+        self.boundary.drop()
 
 
 def _pending_gradients() -> PrivacyError:

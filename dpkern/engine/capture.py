@@ -230,6 +230,7 @@ class Capture:
         self._attached = False
         self.passes.detach()
         self.discard()
+        self.expressions.clear()
         for slot in self.slots:
             if type(slot.used) is PrivateParameter:
                 del slot.used._private
@@ -277,18 +278,21 @@ class Capture:
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
         if self.recorded or self.mean_undone or self._admitted is not None:
-            self.discard_samples()
+            self._discard_arrivals()
         self.public_gradients.clear()
 
     def discard_samples(self) -> None:
-        """Forget what arrived for the current samples."""
+        """Forget what arrived for the current samples, which no other gradients follow."""
+        self._discard_arrivals()
+        self.expressions.clear()
+
+    def _discard_arrivals(self) -> None:
         run = self.program.run
         if run.order or run.task is not None:
             run.drop_arrivals()
         if self.recorded:
             for source in (*self.slots, *self.expressions):
                 source.arrivals.clear()
-            self.expressions.clear()
         self.budget.used = 0
         self.early = None
         self._admitted = None
@@ -347,6 +351,8 @@ class Capture:
         first = x.grad_fn is not None and x.grad_fn is self.verification.watch_node
         self.recorded = True
         again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
+        if again and self.boundary is not None:
+            self.boundary.losses.check_segment()
         kinds = () if again else nodes_between.kinds(x)
         nodes = 0 if again else nodes_between.take()
         moves = moves and not again
@@ -400,13 +406,7 @@ class Capture:
         expected = self._ticket if self.handed_out else self._admitted
         if expected is not None and use.batch_id != expected:
             if self.boundary is not None and self.boundary.in_pieces:
-                raise PrivacyError(
-                    f"backward through {use.names}",
-                    expected="one backward pass for each piece of the batch, before the next one",
-                    got="a backward pass of an earlier piece",
-                    remedy="Call backward() on each piece's loss before the next piece enters the "
-                    "module, or pass max_physical_batch_size to make_private.",
-                )
+                raise self.boundary.earlier_piece(use.names)
             raise PrivacyError(
                 f"backward through {use.names}",
                 expected="gradients of the current samples",

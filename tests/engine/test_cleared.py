@@ -88,3 +88,54 @@ def test_copies_and_detached_modules_have_torchs_own() -> None:
     module(torch.randn(2, 6)).sum().backward()
     module.zero_grad()
     assert all(p.grad is None for p in module.parameters())
+
+
+class Expressions(nn.Module):
+    """Weights that are computed from several parameters, and a normalised one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a, self.b = (
+            nn.Parameter(0.3 * torch.randn(*shape)) for shape in ((8, 6), (8, 2), (2, 6))
+        )
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(F.linear(x, self.w + self.a @ self.b)))
+        return out
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_expressions_have_gradients_after_clearing_between_the_passes(arithmetic: str) -> None:
+    """``loss = ...; optimizer.zero_grad(); loss.backward()`` is the order of many loops."""
+
+    def after(when: str) -> Tensor:
+        torch.manual_seed(0)
+        module = Expressions()
+        data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+        module, optimizer, loader = dpkern.PrivacyEngine().make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            data_loader=DataLoader(data, batch_size=8),
+            noise_multiplier=0.3,
+            max_grad_norm=0.1,
+            unsafe_seed=1,
+            sampling="fixed",
+            arithmetic=arithmetic,
+        )
+        for x, y in loader:
+            if when == "before":
+                optimizer.zero_grad()
+            loss = F.cross_entropy(module(x), y)
+            if when == "between":
+                optimizer.zero_grad()
+            if when == "twice":
+                loss.backward(retain_graph=True)
+                module.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    usual = after("before")
+    assert torch.equal(after("between"), usual)
+    assert torch.equal(after("twice"), usual)

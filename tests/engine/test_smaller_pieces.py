@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
@@ -79,18 +80,84 @@ def late_gradients_alone(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor
     forgotten.backward()
 
 
+def queued(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    module(x[:8])  # as if it had failed
+    loss(module, x[8:], y[8:]).backward()
+    in_pieces(module, x[:8], y[:8])
+
+
+def dropped(engine: dpkern.PrivacyEngine, module: nn.Module, x: Tensor, y: Tensor) -> None:
+    loss(module, x[:8], y[:8]).backward()
+    loss(module, x[8:], y[8:]).backward()
+    engine.drop()
+    in_pieces(module, x, y)
+
+
+def dropped_and_whole(
+    engine: dpkern.PrivacyEngine, module: nn.Module, x: Tensor, y: Tensor
+) -> None:
+    loss(module, x[:8], y[:8]).backward()
+    engine.drop()
+    loss(module, x, y).backward()
+
+
+def dropped_and_half(engine: dpkern.PrivacyEngine, module: nn.Module, x: Tensor, y: Tensor) -> None:
+    loss(module, x, y).backward()
+    engine.drop()
+    loss(module, x[:8], y[:8]).backward()
+
+
+def only_the_second_half(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x[:8], y[:8]).backward()
+    optimizer.zero_grad()
+    loss(module, x[8:], y[8:]).backward()
+
+
+def last_piece_without_gradients(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss(module, x[:12], y[:12]).backward()
+    module(x[12:])
+
+
+def after_values_chose_rows(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    out = module(x)
+    F.cross_entropy(out[y == 1], y[y == 1]).detach()
+    optimizer.zero_grad()
+    loss(module, x[:4], y[:4]).backward()
+
+
 def only_one_piece(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     loss(module, x, y).backward()
     optimizer.zero_grad()
     loss(module, x[:4], y[:4]).backward()
 
 
-def trained(loop: Callable[..., None], **options: Any) -> Tensor:
+class Checkpointed(nn.Module):
+    """Two layers that run again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.front, self.inner, self.reentrant = nn.Linear(6, 8), nn.Linear(8, 3), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.front(x)
+        made: Tensor = checkpoint(
+            lambda h: self.inner(torch.tanh(h)), h, use_reentrant=self.reentrant
+        )
+        return made
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def trained(
+    loop: Callable[..., None], make: Callable[[], nn.Module] = plain, **options: Any
+) -> Tensor:
     """Parameters after a step each of batches that pass whole, and of one that ``loop`` takes."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    module, engine = make().double(), dpkern.PrivacyEngine()
     data = TensorDataset(torch.randn(64, 6).double(), torch.randint(0, 3, (64,)))
-    module, optimizer, loader = dpkern.PrivacyEngine().make_private(
+    module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
         data_loader=DataLoader(data, batch_size=16),
@@ -101,19 +168,30 @@ def trained(loop: Callable[..., None], **options: Any) -> Tensor:
         **options,
     )
     for step, (x, y) in enumerate(loader):
-        (loop if step == 2 else whole)(module, optimizer, x, y)
+        if step == 2 and loop.__name__.startswith("dropped"):
+            loop(engine, module, x, y)
+        else:
+            (loop if step == 2 else whole)(module, optimizer, x, y)
         optimizer.step()
         optimizer.zero_grad()
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-AGAIN = (after_a_forward_pass, after_a_backward_pass, second_half_again, cut_elsewhere)
+AGAIN = (
+    *(after_a_forward_pass, after_a_backward_pass, second_half_again, cut_elsewhere, queued),
+    *(dropped, dropped_and_whole),
+)
+TWICE = "pieces of a batch without common records"
 REFUSED = {
-    without_clearing: "pieces of a batch without common records",
-    first_half_twice: "pieces of a batch without common records",
+    without_clearing: TWICE,
+    first_half_twice: TWICE,
+    after_values_chose_rows: TWICE,
     late_gradients: "a backward pass of an earlier piece",
     late_gradients_alone: "a backward pass of other samples",
-    only_one_piece: "all records of the batch in the module, got 4 of 16",
+    only_one_piece: "got those of 4 of 16",
+    only_the_second_half: "got those of 8 of 16",
+    last_piece_without_gradients: "got those of 12 of 16",
+    dropped_and_half: "got those of 8 of 16",
 }
 
 
@@ -130,3 +208,40 @@ def test_records_that_would_count_twice_or_not_at_all_are_refused(
 ) -> None:
     with pytest.raises(PrivacyError, match=REFUSED[loop]):
         trained(loop)
+
+
+def shifted(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    first = loss(module, x[:8], y[:8])
+    loss(module, x[4:12], y[4:12]).backward()
+    first.backward()
+
+
+def added(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    (loss(module, x[:8], y[:8]) + loss(module, x[4:12], y[4:12])).backward()
+
+
+def first_half_again(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    first = loss(module, x[:8], y[:8])
+    first.backward(retain_graph=True)
+    loss(module, x[8:], y[8:]).backward()
+    first.backward()
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("loop", [shifted, added, first_half_again, late_gradients])
+def test_segments_that_run_again_are_of_the_current_piece(
+    loop: Callable[..., None], reentrant: bool, arithmetic: str
+) -> None:
+    """Their uses are made in the backward pass, of whichever piece: only the loss tells."""
+    with pytest.raises(PrivacyError, match=r"a backward pass of (an earlier piece|other samples)"):
+        trained(loop, lambda: Checkpointed(reentrant), arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("loop", AGAIN, ids=lambda loop: loop.__name__)
+def test_checkpointed_segments_count_once(loop: Callable[..., None], reentrant: bool) -> None:
+    def make() -> nn.Module:
+        return Checkpointed(reentrant)
+
+    assert torch.allclose(trained(loop, make), trained(whole, make), rtol=0, atol=1e-5)

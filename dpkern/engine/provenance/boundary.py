@@ -91,6 +91,10 @@ class ModuleBoundary:
         """Records of the piece that is in the module."""
         self._closed: set[int] = set()
         """Records of pieces that are clipped already."""
+        self._dropped = False
+        """Whether the current batch was forgotten since its samples entered."""
+
+    earlier_piece = staticmethod(refusals.earlier_piece)
 
     @property
     def entered_records(self) -> int | None:
@@ -226,7 +230,7 @@ class ModuleBoundary:
             self.current = batch
             if self._closed:
                 self._closed = set()
-            self._records = None
+            self._records, self._dropped = None, False
             self.unfinished_pass = self.has_loader
             self._thread = get_ident()
             if rows is batch.rows and not batch.placeholder:  # all of them, in their order
@@ -235,19 +239,23 @@ class ModuleBoundary:
         if batch.placeholder:
             capture.skip_pass()
             return
-        if self._records is None or not self.has_loader:
+        if self._dropped:
+            self._dropped, self.unfinished_pass = False, self.has_loader
+            capture.begin_piece(len(rows.records))
+        elif self._records is None or not self.has_loader:
             if len(rows.records) != batch.size:
                 capture.begin_piece(len(rows.records))
         elif self._records is not rows.records and not np.array_equal(self._records, rows.records):
-            again = rows.records.tolist()
-            earlier = self._closed | set(self._records.tolist())
-            if not earlier.isdisjoint(again):
-                # A pass that brought no gradients, or whose gradients were forgotten, is made again
-                # in smaller pieces, as after an error for want of memory.
-                if capture.captured or not self._closed.isdisjoint(again):
+            # A pass that brought no gradients, or whose gradients were forgotten, may be made again
+            # in smaller pieces, as after an error for want of memory.
+            before, again = set(self._records.tolist()), rows.records.tolist()
+            if capture.captured or batch.has_chosen_rows:
+                if not (before | self._closed).isdisjoint(again):
                     raise refusals.overlapping_pieces()
-                earlier = self._closed
-            self._closed = earlier
+            elif not self._closed.isdisjoint(again):
+                raise refusals.overlapping_pieces()
+            if capture.captured:
+                self._closed |= before
             self.close_piece()
             capture.begin_piece(len(rows.records))
         self._records = rows.records
@@ -300,8 +308,13 @@ class ModuleBoundary:
             self.current, self._rows, self._records, self._closed = current, None, records, closed
             capture.begin_piece(current.size)
 
+    def drop(self) -> None:
+        """Forget the passes over the current batch, whose samples may enter once more."""
+        self.unfinished_pass, self._dropped = False, self.has_loader and self.current is not None
+        self._closed, self._records = set(), None
+
     def check_covered(self) -> None:
-        """Check that every record of the current batch has entered, or none.
+        """Check that every record of the current batch has brought gradients, or none.
 
         Raises:
             PrivacyError: the loop left some out by their place, which depends on the others.
@@ -309,7 +322,9 @@ class ModuleBoundary:
         batch = self.current
         if batch is None or not self.unfinished_pass or batch.placeholder:
             return
-        entered = len(self._closed) + (0 if self._records is None else len(self._records))
+        entered, last = len(self._closed), 0 if self._records is None else len(self._records)
+        if last == batch.size or self.capture.captured:
+            entered += last
         if entered < batch.size and (not batch.has_chosen_rows or batch.has_ordered_rows):
             raise refusals.partly_entered(entered, batch.size)
 
@@ -390,6 +405,7 @@ class ModuleBoundary:
         batch = rows.batch
         if batch is not self._left:
             self._left, self.losses.outputs = batch, ()
+        self.losses.note_pass(self.capture.batch_number)
         usual = rows is batch.rows
         if usual and alone:
             node = left(output, batch.each, batch.in_pass)
@@ -524,7 +540,7 @@ class ModuleBoundary:
         if self.losses.running and states:
             raise refusals.backward_inside_backward()
         self.losses.check(losses, states)
-        self.losses.running = len(states) == len(losses)
+        self.losses.begin(losses, checked=len(states) == len(losses))
         if capture.tested is not None:
             for loss in losses:
                 capture.tested.note_loss(loss, self.losses.outputs)
@@ -538,7 +554,7 @@ class ModuleBoundary:
                 raise refusals.no_gradient() from error
             raise
         finally:
-            self.losses.running = False
+            self.losses.end()
             for state in states:
                 if state.batch is not None:
                     state.batch.went_backward = True

@@ -52,14 +52,27 @@ class Leaves:
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
-        for node in () if not whole and leads_only_to(outputs, loss) else nodes_of(loss, outputs):
+        for node in (
+            () if not whole and leads_only_to(outputs, loss) else nodes_of(loss.grad_fn, outputs)
+        ):
             if type(node) is _ACCUMULATOR:
                 self._check_leaf(node.variable)
             elif isinstance(node, BackwardCFunction):
                 assume(OWN_FUNCTIONS)
-        for node in nodes_of(loss) if whole else ():
+        for node in nodes_of(loss.grad_fn) if whole else ():
             if type(node) is _ACCUMULATOR:
                 self._check_leaf(node.variable)
+
+    def are_of_another_pass(self, node: Any) -> bool:
+        """Whether a node, met on the way from a loss around the current outputs, begins a pass of
+        the module, or gives its gradient to samples of another batch."""
+        if type(node) is not _ACCUMULATOR:
+            return False
+        leaf, current = node.variable, self.capture.boundary
+        if type(leaf) is TrackedTensor:
+            batch = getattr(leaf._state, "batch", None)
+            return current is not None and batch is not None and batch is not current.current
+        return leaf is self.capture.anchor or type(leaf) in PRIVATE
 
     def _check_leaf(self, leaf: Tensor) -> None:
         if not self._is_foreign(leaf):
@@ -112,9 +125,9 @@ def leads_only_to(outputs: Collection[Any], loss: Tensor) -> bool:
 _CHAIN = 8
 
 
-def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:
-    """Yield the nodes of a loss's graph without passing through those in ``stop``."""
-    stack: list[Any] = [loss.grad_fn]
+def nodes_of(root: Any, stop: Collection[Any] = ()) -> Iterator[Any]:
+    """Yield the nodes of a graph, from its root on, without passing through those in ``stop``."""
+    stack: list[Any] = [root]
     met = {None, *stop}
     while stack:
         node = stack.pop()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..user_code import is_ours
 from .divisors import Divisors
-from .leaves import Leaves
-from .refusals import mixed_loss, other_reduction
+from .leaves import Leaves, nodes_of
+from .refusals import earlier_piece, mixed_loss, other_reduction
 from .states import Mixed, RecordSum, State
 from .usual_calls import loss_as_before
 
@@ -39,13 +39,46 @@ class LossCheck:
         """Whether the running backward pass started from a loss that was checked."""
         self.outputs: tuple[Any, ...] = ()
         """Graph nodes at which the module's part of a loss begins: one in most loops."""
+        self._pass = 0
+        """The number of the samples whose pass ended last."""
+        self._before = 0
+        """How many of the outputs are of passes over other samples of the batch."""
+        self._roots: tuple[Any, ...] = ()
+        """Where the running backward pass began, until a segment has run again in it."""
         self._leaves = Leaves(capture)
         self._divisors = Divisors()
         self._passes = 0
 
     def forget(self) -> None:
         """Release the module's graph, so that the next pass can use its memory."""
-        self.outputs = ()
+        self.outputs, self._before = (), 0
+
+    def note_pass(self, number: int) -> None:
+        """Note that a pass ends, of the batch or piece of this number; its outputs come next."""
+        if number != self._pass:
+            self._pass, self._before = number, len(self.outputs)
+
+    def begin(self, losses: Sequence[Tensor], *, checked: bool) -> None:
+        """Begin a backward pass, from losses that were checked or not."""
+        self.running, self._roots = checked, tuple([loss.grad_fn for loss in losses])
+
+    def end(self) -> None:
+        """End it."""
+        self.running, self._roots = False, ()
+
+    def check_segment(self) -> None:
+        """Check that a segment which runs again in the running backward pass is of the current
+        samples: its uses are new ones, and only the loss tells.
+
+        Raises:
+            PrivacyError: the loss leads to a pass over others.
+        """
+        roots, self._roots = self._roots, ()
+        current, before = self.outputs[self._before :], set(self.outputs[: self._before])
+        for root in roots:
+            for node in nodes_of(root, current):
+                if node in before or self._leaves.are_of_another_pass(node):
+                    raise earlier_piece("a segment that runs again")
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
         """Refuse losses whose gradient is no sum of single records' terms.

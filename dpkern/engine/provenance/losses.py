@@ -82,7 +82,13 @@ def loss(call: TrackedCall) -> Any:
         if _has_read_targets(call, rows.batch):
             rows = call.mixed(_READ_TARGETS)
         elif reduction == "mean" and _divisor_depends_on_batch(call):
-            return _own_normalisation(call, rows, place)
+            if isinstance(rows, PerRecord) and left_out_by_order(rows):
+                return finish_as(call, call.plain(), call.mixed(LEFT_OUT))
+            result = _own_normalisation(call, rows, place)
+            if isinstance(rows, PerRecord) and leaves_out(rows):
+                at_places(call.batch)
+                warn_of_divisor(result)
+            return result
     kind = RecordSum if reduction == "none" else kind_of_sum(rows)
     result = _over_records(call, rows, place, reduction) if kind is FilledSum else call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
@@ -99,8 +105,8 @@ def loss(call: TrackedCall) -> Any:
     elif reduction != "mean":
         return finish_as(call, result, call.mixed(f"has the reduction {reduction!r}"))
     factor, each = divisor_of(rows.ids, rows.batch)
-    if part:
-        warn_of_divisor(factor)
+    if part and factor != 1:
+        warn_of_divisor(result)
     result = result if factor == 1 else result * factor
     return retrack(result, kind(rows.batch, "mean", False, frozenset({entries * each})))
 

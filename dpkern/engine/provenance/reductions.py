@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...base.errors import LossWarning
@@ -87,8 +86,8 @@ def linear(call: TrackedCall) -> Any:
         return finish_as(call, result, kind(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
     factor, each = divisor_of(state.ids, state.batch)
-    if part:
-        warn_of_divisor(factor)
+    if part and factor != 1:
+        warn_of_divisor(result)
     result = result if factor == 1 else result * factor
     return finish_as(call, result, kind(state.batch, "mean", False, frozenset({each * rest})))
 
@@ -120,9 +119,9 @@ def leaves_out(state: PerRecord) -> bool:
     return misses(state)
 
 
-def warn_of_divisor(factor: float) -> None:
-    """Warn that a mean over samples at some places is scaled by ``factor``, unlike torch's."""
-    if factor != 1 and torch.is_grad_enabled():
+def warn_of_divisor(mean: Tensor) -> None:
+    """Warn that a mean over samples at some places has another divisor than torch's."""
+    if mean.requires_grad:
         warnings.warn(_DIVISOR, LossWarning, stacklevel=lines_up())
 
 

@@ -156,7 +156,19 @@ def overlapping_pieces() -> PrivacyError:
         expected="pieces of a batch without common records, or the same records again",
         got="some records of an earlier pass together with others",
         remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows each time. "
-        "optimizer.zero_grad() forgets a pass that is to be made again in smaller pieces.",
+        "optimizer.zero_grad() forgets the last pass, which may be made again in smaller pieces; "
+        "engine.drop() forgets all passes over the batch.",
+    )
+
+
+def earlier_piece(where: str) -> PrivacyError:
+    """Return the error for a backward pass of samples that are not the current ones."""
+    return PrivacyError(
+        f"backward through {where}",
+        expected="one backward pass for each piece of the batch, before the next one",
+        got="a backward pass of an earlier piece",
+        remedy="Call backward() on each piece's loss before the next piece enters the module, or "
+        "pass max_physical_batch_size to make_private.",
     )
 
 
@@ -164,8 +176,8 @@ def partly_entered(entered: int, size: int) -> PrivacyError:
     """Return the error for records that the loop left out by their place in the batch."""
     return PrivacyError(
         "optimizer.step",
-        expected="all records of the batch in the module",
-        got=f"{entered} of {size}",
+        expected="all records of the batch in the module, and gradients of each piece",
+        got=f"those of {entered} of {size}",
         remedy="Pass all rows, or select them by a mask of their own values, x[mask]: which record "
         "stands at a place depends on the others.",
     )
