@@ -403,9 +403,12 @@ class ModuleBoundary:
             rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
+        losses = self.losses
         if batch is not self._left:
-            self._left, self.losses.outputs = batch, ()
-        self.losses.note_pass(self.capture.batch_number)
+            self._left, losses.outputs, losses.before = batch, (), 0
+        elif losses.samples != self.capture._ticket:  # another piece of it
+            losses.before = len(losses.outputs)
+        losses.samples = self.capture._ticket
         usual = rows is batch.rows
         if usual and alone:
             node = left(output, batch.each, batch.in_pass)
@@ -540,7 +543,8 @@ class ModuleBoundary:
         if self.losses.running and states:
             raise refusals.backward_inside_backward()
         self.losses.check(losses, states)
-        self.losses.begin(losses, checked=len(states) == len(losses))
+        self.losses.running = len(states) == len(losses)
+        self.losses.roots = tuple([loss.grad_fn for loss in losses])
         if capture.tested is not None:
             for loss in losses:
                 capture.tested.note_loss(loss, self.losses.outputs)
@@ -554,7 +558,7 @@ class ModuleBoundary:
                 raise refusals.no_gradient() from error
             raise
         finally:
-            self.losses.end()
+            self.losses.running, self.losses.roots = False, ()
             for state in states:
                 if state.batch is not None:
                     state.batch.went_backward = True

@@ -39,11 +39,11 @@ class LossCheck:
         """Whether the running backward pass started from a loss that was checked."""
         self.outputs: tuple[Any, ...] = ()
         """Graph nodes at which the module's part of a loss begins: one in most loops."""
-        self._pass = 0
-        """The number of the samples whose pass ended last."""
-        self._before = 0
-        """How many of the outputs are of passes over other samples of the batch."""
-        self._roots: tuple[Any, ...] = ()
+        self.samples = 0
+        """The number of the batch, or piece of one, whose pass has ended last."""
+        self.before = 0
+        """How many of the outputs are of passes over other pieces of the batch."""
+        self.roots: tuple[Any, ...] = ()
         """Where the running backward pass began, until a segment has run again in it."""
         self._leaves = Leaves(capture)
         self._divisors = Divisors()
@@ -51,20 +51,7 @@ class LossCheck:
 
     def forget(self) -> None:
         """Release the module's graph, so that the next pass can use its memory."""
-        self.outputs, self._before = (), 0
-
-    def note_pass(self, number: int) -> None:
-        """Note that a pass ends, of the batch or piece of this number; its outputs come next."""
-        if number != self._pass:
-            self._pass, self._before = number, len(self.outputs)
-
-    def begin(self, losses: Sequence[Tensor], *, checked: bool) -> None:
-        """Begin a backward pass, from losses that were checked or not."""
-        self.running, self._roots = checked, tuple([loss.grad_fn for loss in losses])
-
-    def end(self) -> None:
-        """End it."""
-        self.running, self._roots = False, ()
+        self.outputs, self.before = (), 0
 
     def check_segment(self) -> None:
         """Check that a segment which runs again in the running backward pass is of the current
@@ -73,8 +60,8 @@ class LossCheck:
         Raises:
             PrivacyError: the loss leads to a pass over others.
         """
-        roots, self._roots = self._roots, ()
-        current, before = self.outputs[self._before :], set(self.outputs[: self._before])
+        roots, self.roots = self.roots, ()
+        current, before = self.outputs[self.before :], set(self.outputs[: self.before])
         for root in roots:
             for node in nodes_of(root, current):
                 if node in before or self._leaves.are_of_another_pass(node):
