@@ -134,7 +134,7 @@ def modes_of(module: nn.Module) -> tuple[bool, ...]:
 
 def loss_pattern(loss: Tensor, outputs: Collection[Any]) -> tuple[str, ...]:
     """Names of the graph's nodes between a loss and the module's outputs, sorted."""
-    nodes = (node for node in nodes_of(loss, outputs) if node not in outputs)
+    nodes = (node for node in nodes_of(loss.grad_fn, outputs) if node not in outputs)
     return tuple(sorted(name for name in (node.name() for node in nodes) if name != _ALIAS))
 
 

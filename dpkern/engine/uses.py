@@ -50,6 +50,10 @@ class GradientSource:
         """Count a use in the forward pass of the current samples."""
         self.uses += 1
 
+    def take(self, arrival: CapturedGradients) -> None:
+        """Add gradients of the current samples."""
+        self.arrivals.append(arrival)
+
     def check_operands(self) -> None:
         """Check that what arrived is what it was when it did.
 
@@ -184,7 +188,7 @@ class CapturedOp:
         source = target.source
         self.capture.recorded = True
         arrival = CapturedGradients(record, target.rows)
-        source.arrivals.append(arrival)
+        source.take(arrival)
         self.capture.take_norm_if_only_use(source, arrival)
 
     def arrive_together(
@@ -208,7 +212,7 @@ class CapturedOp:
         squares = self.capture.square_of(whole())
         for target, record in zip(targets, records.values(), strict=True):
             assert target is not None
-            target.source.arrivals.append(CapturedGradients(record, square=squares))
+            target.source.take(CapturedGradients(record, square=squares))
             squares = torch.zeros_like(squares)
 
     def in_rows(self, x: Tensor) -> bool:

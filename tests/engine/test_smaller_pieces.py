@@ -187,7 +187,7 @@ REFUSED = {
     first_half_twice: TWICE,
     after_values_chose_rows: TWICE,
     late_gradients: "a backward pass of an earlier piece",
-    late_gradients_alone: "a backward pass of other samples",
+    late_gradients_alone: "a backward pass of an earlier piece",
     only_one_piece: "got those of 4 of 16",
     only_the_second_half: "got those of 8 of 16",
     last_piece_without_gradients: "got those of 12 of 16",

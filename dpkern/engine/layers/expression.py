@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from ...base.errors import InvalidInput, UnsupportedModule
 from ...ops.backends import _device
@@ -58,11 +59,21 @@ class Expression(GradientSource):
         """Count a use, also of an expression that was made before these samples came."""
         if self not in self.capture.expressions:
             self.uses = 0
-            self.capture.expressions.append(self)
-            if self.view is None:
-                for slot in self.slots:
-                    slot.indirect = True
+            self._join()
         super().count_use()
+
+    def take(self, arrival: CapturedGradients) -> None:
+        """Add gradients, also of a pass that others have followed before its backward pass."""
+        if self not in self.capture.expressions:
+            self._join()
+        super().take(arrival)
+
+    def _join(self) -> None:
+        """Be led back with the expressions of the current samples."""
+        self.capture.expressions.append(self)
+        if self.view is None:
+            for slot in self.slots:
+                slot.indirect = True
 
     @property
     def watched(self) -> bool:
@@ -74,7 +85,7 @@ class Expression(GradientSource):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        return tuple(sorted(node.name() for node in nodes_of(self.tensor)))
+        return tuple(sorted(node.name() for node in nodes_of(self.tensor.grad_fn)))
 
     def lead_back(self) -> None:
         """Turn the gradients captured for the expression into gradients of its parameters."""
@@ -102,13 +113,22 @@ class Expression(GradientSource):
             if record.batch == 0:
                 return [slot.used.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
             try:
-                if not self.capture.samples_apart:
+                # Anomaly mode looks at each gradient's values, which a batch of them cannot show.
+                if not (self.capture.samples_apart or torch.is_anomaly_enabled()):
                     return self._gradients(gradients, is_grads_batched=True)
                 each = [self._gradients(gradient.clone()) for gradient in gradients]
                 return [
                     None if rows[0] is None else torch.stack(rows)
                     for rows in zip(*each, strict=True)
                 ]
+            except CheckpointError as error:
+                raise UnsupportedModule(
+                    self.name,
+                    expected="an expression of parameters outside of checkpoint(use_reentrant="
+                    "False)",
+                    got="one inside, which does not run again as it ran",
+                    remedy="Pass use_reentrant=True, or compute it in front of the checkpoint.",
+                ) from error
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise

@@ -103,8 +103,9 @@ class ModuleBoundary:
 
     @property
     def in_pieces(self) -> bool:
-        """Whether the current batch was cut, and earlier pieces of it have entered."""
-        return bool(self._closed)
+        """Whether the current batch was cut, and pieces of it have entered."""
+        batch, records = self.current, self._records
+        return batch is not None and records is not None and len(records) < batch.size
 
     @property
     def in_placeholder(self) -> bool:
