@@ -194,7 +194,7 @@ class PrivateParameter(nn.Parameter):
             return super().register_hook(hook)  # type: ignore[no-untyped-call]
 
     def register_post_accumulate_grad_hook(self, hook: Callable[..., Any]) -> Any:
-        """As ``register_hook``."""
+        """Register a hook, which is not called either, and warn of that."""
         warn_of_hooks(source_of(self).name)
         with without_torch_function():
             return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -377,6 +377,7 @@ CONDITIONS: dict[str, tuple[Body, str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::dpkern.LossWarning")  # of means over slices
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
     body, condition = CONDITIONS[name]
@@ -703,6 +704,7 @@ def repeated(run: Run, x: Tensor, y: Tensor, i: int) -> None:
     F.cross_entropy(picked[:, :classes], picked[:, classes:]).backward()
 
 
+@pytest.mark.filterwarnings("ignore::dpkern.LossWarning")  # some rows at their places, too
 def test_rows_picked_together_with_their_targets_are_refused() -> None:
     with pytest.raises(UnsupportedModule, match="entries of each sample"):
         train(repeated)

@@ -42,9 +42,9 @@ class LossCheck:
         self.samples = 0
         """The number of the batch, or piece of one, whose pass has ended last."""
         self.before = 0
-        """How many of the outputs are of passes over other pieces of the batch."""
+        """The number of outputs, the first ones, of passes over other pieces of the batch."""
         self.roots: tuple[Any, ...] = ()
-        """Where the running backward pass began, until a segment has run again in it."""
+        """The nodes at which the running backward pass began, until a segment has run again."""
         self._leaves = Leaves(capture)
         self._divisors = Divisors()
         self._passes = 0
