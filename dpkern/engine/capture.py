@@ -230,7 +230,6 @@ class Capture:
         self._attached = False
         self.passes.detach()
         self.discard()
-        self.expressions.clear()
         for slot in self.slots:
             if type(slot.used) is PrivateParameter:
                 del slot.used._private
@@ -278,21 +277,19 @@ class Capture:
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
         if self.recorded or self.mean_undone or self._admitted is not None:
-            self._discard_arrivals()
+            self.discard_samples()
         self.public_gradients.clear()
 
     def discard_samples(self) -> None:
-        """Forget what arrived for the current samples, which no other gradients follow."""
-        self._discard_arrivals()
-        self.expressions.clear()
-
-    def _discard_arrivals(self) -> None:
+        """Forget what arrived for the current samples; expressions that gradients come to later
+        join again."""
         run = self.program.run
         if run.order or run.task is not None:
             run.drop_arrivals()
         if self.recorded:
             for source in (*self.slots, *self.expressions):
                 source.arrivals.clear()
+            self.expressions.clear()
         self.budget.used = 0
         self.early = None
         self._admitted = None

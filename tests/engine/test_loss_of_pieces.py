@@ -70,6 +70,17 @@ def row_means(y: Tensor, out: Tensor, cut: int) -> Tensor:
     return out[:cut].square().mean() + F.cross_entropy(out, y)
 
 
+def weighted_means(y: Tensor, out: Tensor, cut: int) -> Tensor:
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    losses = [F.cross_entropy(out[p], y[p], weights) for p in (slice(cut), slice(cut, None))]
+    return (losses[0] + losses[1]) / 2
+
+
+def beside_a_number(y: Tensor, out: Tensor, cut: int) -> Tensor:
+    out.detach()[:cut].mean()  # of no loss
+    return F.cross_entropy(out, y)
+
+
 def mask(y: Tensor, out: Tensor, cut: int) -> Tensor:
     return F.cross_entropy(out, y, reduction="none")[y > 0].mean()
 
@@ -81,7 +92,10 @@ def each_row(y: Tensor, out: Tensor, cut: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("loss", "warns"),
-    [(means_of, 2), (row_means, 1), (sums_of, 0), (mask, 0), (each_row, 0)],
+    [
+        *((means_of, 2), (row_means, 1), (weighted_means, 2)),
+        *((sums_of, 0), (mask, 0), (each_row, 0), (beside_a_number, 0)),
+    ],
 )
 def test_means_over_samples_at_some_places_warn(
     loss: Callable[[Tensor, Tensor, int], Tensor], warns: int
