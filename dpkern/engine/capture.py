@@ -349,7 +349,7 @@ class Capture:
         self.recorded = True
         again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
         if again and self.boundary is not None:
-            self.boundary.losses.check_segment()
+            self.boundary.losses.check_segment(self.boundary.current)
         kinds = () if again else nodes_between.kinds(x)
         nodes = 0 if again else nodes_between.take()
         moves = moves and not again

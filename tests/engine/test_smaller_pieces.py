@@ -170,9 +170,14 @@ def plain() -> nn.Module:
 
 
 def trained(
-    loop: Callable[..., None], make: Callable[[], nn.Module] = plain, **options: Any
+    loop: Callable[..., None],
+    make: Callable[[], nn.Module] = plain,
+    *,
+    then: Callable[..., None] = whole,
+    **options: Any,
 ) -> Tensor:
-    """Parameters after a step each of batches that pass whole, and of one that ``loop`` takes."""
+    """Parameters after a step each of batches that pass whole, but for the third one, which
+    ``loop`` takes, and the last."""
     torch.manual_seed(0)
     module, engine = make().double(), dpkern.PrivacyEngine()
     data = TensorDataset(torch.randn(64, 6).double(), torch.randint(0, 3, (64,)))
@@ -190,7 +195,7 @@ def trained(
         if step == 2 and loop.__name__.startswith("dropped"):
             loop(engine, module, x, y)
         else:
-            (loop if step == 2 else whole)(module, optimizer, x, y)
+            {2: loop, 3: then}.get(step, whole)(module, optimizer, x, y)
         optimizer.step()
         optimizer.zero_grad()
     return torch.cat([p.detach().flatten() for p in module.parameters()])
@@ -262,3 +267,22 @@ def test_segments_that_run_again_are_of_the_current_piece(
 def test_checkpointed_segments_count_once(loop: Callable[..., None], model: str) -> None:
     usual = trained(whole, MADE[model])
     assert torch.allclose(trained(loop, MADE[model]), usual, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MADE)
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_a_loss_of_the_batch_before_is_refused(model: str, order: str) -> None:
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        kept.append(loss(module, x, y))
+        kept[-1].backward(retain_graph=True)
+
+    def send_again(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        now = loss(module, x, y)
+        for each in (kept[0], now) if order == "first" else (now, kept[0]):
+            each.backward()
+
+    with pytest.raises(PrivacyError, match=r"a backward pass of (an earlier piece|other samples)"):
+        trained(keep, MADE[model], then=send_again)
+    assert len(kept) == 1

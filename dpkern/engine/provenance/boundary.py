@@ -545,7 +545,7 @@ class ModuleBoundary:
             raise refusals.backward_inside_backward()
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
-        self.losses.roots = tuple([loss.grad_fn for loss in losses])
+        self.losses.begun = losses, states
         if capture.tested is not None:
             for loss in losses:
                 capture.tested.note_loss(loss, self.losses.outputs)
@@ -559,7 +559,7 @@ class ModuleBoundary:
                 raise refusals.no_gradient() from error
             raise
         finally:
-            self.losses.running, self.losses.roots = False, ()
+            self.losses.running, self.losses.begun = False, None
             for state in states:
                 if state.batch is not None:
                     state.batch.went_backward = True

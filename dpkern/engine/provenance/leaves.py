@@ -63,17 +63,6 @@ class Leaves:
             if type(node) is _ACCUMULATOR:
                 self._check_leaf(node.variable)
 
-    def are_of_another_pass(self, node: Any) -> bool:
-        """Whether a node, met on the way from a loss around the current outputs, begins a pass of
-        the module, or gives its gradient to samples of another batch."""
-        if type(node) is not _ACCUMULATOR:
-            return False
-        leaf, current = node.variable, self.capture.boundary
-        if type(leaf) is TrackedTensor:
-            batch = getattr(leaf._state, "batch", None)
-            return current is not None and batch is not None and batch is not current.current
-        return leaf is self.capture.anchor or type(leaf) in PRIVATE
-
     def _check_leaf(self, leaf: Tensor) -> None:
         if not self._is_foreign(leaf):
             return

@@ -11,7 +11,7 @@ from ..user_code import is_ours
 from .divisors import Divisors
 from .leaves import Leaves, nodes_of
 from .refusals import earlier_piece, mixed_loss, other_reduction
-from .states import Mixed, RecordSum, State
+from .states import Mixed, RecordSum, State, YieldedBatch
 from .usual_calls import loss_as_before
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class LossCheck:
         """The number of the batch, or piece of one, whose pass has ended last."""
         self.before = 0
         """The number of outputs, the first ones, of passes over other pieces of the batch."""
-        self.roots: tuple[Any, ...] = ()
-        """The nodes at which the running backward pass began, until a segment has run again."""
+        self.begun: tuple[Sequence[Tensor], Sequence[State]] | None = None
+        """The losses that the running backward pass began at, until a segment has run again."""
         self._leaves = Leaves(capture)
         self._divisors = Divisors()
         self._passes = 0
@@ -53,19 +53,22 @@ class LossCheck:
         """Release the module's graph, so that the next pass can use its memory."""
         self.outputs, self.before = (), 0
 
-    def check_segment(self) -> None:
+    def check_segment(self, batch: YieldedBatch | None) -> None:
         """Check that a segment which runs again in the running backward pass is of the current
         samples: its uses are new ones, and only the loss tells.
+
+        Args:
+            batch: the current batch.
 
         Raises:
             PrivacyError: the loss leads to a pass over others.
         """
-        roots, self.roots = self.roots, ()
+        (losses, states), self.begun = self.begun or ((), ()), None
         current, before = self.outputs[self.before :], set(self.outputs[: self.before])
-        for root in roots:
-            for node in nodes_of(root, current):
-                if node in before or self._leaves.are_of_another_pass(node):
-                    raise earlier_piece("a segment that runs again")
+        others = any(state.batch is not batch for state in states)
+        for loss in losses:
+            if others or not before.isdisjoint(nodes_of(loss.grad_fn, current)):
+                raise earlier_piece("a segment that runs again")
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
         """Refuse losses whose gradient is no sum of single records' terms.

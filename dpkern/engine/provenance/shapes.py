@@ -33,7 +33,7 @@ def usual_reshape(
     with torch._C.DisableTorchFunctionSubclass():
         made: Tensor = func(*args)
         rows, records = made.shape[0] if made.dim() else 0, len(state.ids)
-        if made is x or not rows or rows % records:
+        if made is x or not (rows and records) or rows % records:
             return None
         return retrack(made, state.batch.spread_over(rows))
 
