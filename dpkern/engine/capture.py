@@ -322,6 +322,9 @@ class Capture:
             UnsupportedModule: the first dimension is not the batch, or a multiple of it; complex
                 numbers.
         """
+        again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
+        if again and self.boundary is not None:
+            self.boundary.losses.check_segment(self.boundary.current)
         batch = self.require_batch(operation, targets)
         rows = int(x.shape[0]) if x.dim() else 0
         folded = rows_of_each(rows, batch)
@@ -347,9 +350,6 @@ class Capture:
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self.verification.watch_node
         self.recorded = True
-        again = torch._C._current_graph_task_id() != -1  # a segment that runs again in backward
-        if again and self.boundary is not None:
-            self.boundary.losses.check_segment(self.boundary.current)
         kinds = () if again else nodes_between.kinds(x)
         nodes = 0 if again else nodes_between.take()
         moves = moves and not again

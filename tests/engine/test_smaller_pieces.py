@@ -107,6 +107,12 @@ def dropped_and_half(engine: dpkern.PrivacyEngine, module: nn.Module, x: Tensor,
     loss(module, x[:8], y[:8]).backward()
 
 
+def dropped_and_late(engine: dpkern.PrivacyEngine, module: nn.Module, x: Tensor, y: Tensor) -> None:
+    forgotten = loss(module, x[:8], y[:8])
+    engine.drop()
+    forgotten.backward()
+
+
 def only_the_second_half(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     loss(module, x[:8], y[:8]).backward()
     optimizer.zero_grad()
@@ -216,6 +222,7 @@ REFUSED = {
     only_the_second_half: "got those of 8 of 16",
     last_piece_without_gradients: "got those of 12 of 16",
     dropped_and_half: "got those of 8 of 16",
+    dropped_and_late: "a backward pass of other samples",
 }
 
 
@@ -244,6 +251,13 @@ def added(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     (loss(module, x[:8], y[:8]) + loss(module, x[4:12], y[4:12])).backward()
 
 
+def failed_and_late(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    first = loss(module, x[:8], y[:8])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(x[4:12, :5])  # its records have entered, and nothing has come out
+    first.backward()
+
+
 def first_half_again(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     first = loss(module, x[:8], y[:8])
     first.backward(retain_graph=True)
@@ -253,7 +267,9 @@ def first_half_again(module: nn.Module, optimizer: Any, x: Tensor, y: Tensor) ->
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
 @pytest.mark.parametrize("model", MADE)
-@pytest.mark.parametrize("loop", [shifted, added, first_half_again, late_gradients])
+@pytest.mark.parametrize(
+    "loop", [shifted, added, first_half_again, late_gradients, dropped_and_late, failed_and_late]
+)
 def test_segments_that_run_again_are_of_the_current_piece(
     loop: Callable[..., None], model: str, arithmetic: str
 ) -> None:

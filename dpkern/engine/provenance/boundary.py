@@ -310,9 +310,14 @@ class ModuleBoundary:
             capture.begin_piece(current.size)
 
     def drop(self) -> None:
-        """Forget the passes over the current batch, whose samples may enter once more."""
-        self.unfinished_pass, self._dropped = False, self.has_loader and self.current is not None
-        self._closed, self._records = set(), None
+        """Forget the passes over the current batch, whose samples may enter once more.
+
+        Losses of these passes are then of other samples.
+        """
+        self.unfinished_pass, self._closed, self._records = False, set(), None
+        self._dropped = self.has_loader and self.current is not None
+        if self._dropped and self.current is not None:
+            self.capture.begin_piece(self.current.size)
 
     def check_covered(self) -> None:
         """Check that every record of the current batch has brought gradients, or none.

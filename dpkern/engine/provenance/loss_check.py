@@ -64,10 +64,12 @@ class LossCheck:
             PrivacyError: the loss leads to a pass over others.
         """
         (losses, states), self.begun = self.begun or ((), ()), None
-        current, before = self.outputs[self.before :], set(self.outputs[: self.before])
+        # A pass that was forgotten, or has failed since, has no outputs.
+        before = self.before if self.samples == self.capture.batch_number else len(self.outputs)
+        current, earlier = self.outputs[before:], set(self.outputs[:before])
         others = any(state.batch is not batch for state in states)
         for loss in losses:
-            if others or not before.isdisjoint(nodes_of(loss.grad_fn, current)):
+            if others or not earlier.isdisjoint(nodes_of(loss.grad_fn, current)):
                 raise earlier_piece("a segment that runs again")
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
