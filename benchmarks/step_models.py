@@ -310,6 +310,7 @@ TASKS: dict[str, Task] = {
                     batch=32,
                     build=partial(Recurrent, layer, 64, 256),
                     draw=_sequences,
+                    refused_by=("torch.func",),  # torch's recurrent layers have no rule for vmap
                 ),
                 partial(Recurrent, layer, 64, 4),
             )
