@@ -25,7 +25,7 @@ from .uses import CapturedGradients, ParameterSource
 
 Loss = Callable[..., Tensor]
 
-REFERENCES = 4
+REFERENCES = 16
 """Records whose copies are compared."""
 
 LARGE = 1024.0
@@ -53,12 +53,22 @@ class TrialBatch:
     large: Tensor
 
     @classmethod
-    def of(cls, size: int, turn: int, less: int, records: int) -> TrialBatch:
-        """Return ``size - less`` rows, every second a copy; turns 0 and 1 fill their gaps."""
+    def all(cls, most: int, records: int) -> Iterator[TrialBatch]:
+        """The batches of a test, of up to ``most`` rows."""
+        yield from cls.turned(records)
+        for size in range(MULTIPLE, most + 1, MULTIPLE):
+            yield from cls.of_size(size, records)
+
+    @classmethod
+    def of(cls, size: int, turn: int, less: int, records: int, first: int = 0) -> TrialBatch:
+        """Return ``size - less`` rows, every second a copy; turns 0 and 1 fill their gaps.
+
+        The copies begin with the reference ``first``.
+        """
         generator = torch.Generator().manual_seed(2 * size + turn)
         places = torch.arange(size - less)
         is_copy = (places + turn) % 2 == 0
-        references = places // 2 % min(REFERENCES, records)
+        references = (places // 2 + first) % min(REFERENCES, records)
         others = torch.randint(records, places.shape, generator=generator)
         large = torch.rand(places.shape, generator=generator) < 0.3
         return cls(
@@ -69,11 +79,25 @@ class TrialBatch:
 
     @classmethod
     def of_size(cls, size: int, records: int) -> Iterator[TrialBatch]:
-        """Batches that have, or are filled up to, ``size`` rows; copies stand in every place."""
-        yield cls.of(size, 0, 0, records)
-        yield cls.of(size, 1, 0, records)
-        less = 1 + size // MULTIPLE % (MULTIPLE - 1) if MULTIPLE > 1 else 0
-        yield cls.of(size, less % 2, less, records)
+        """Batches that have, or are filled up to, ``size`` rows; copies stand in every place.
+
+        Those of other sizes begin with another reference, so that each comes to many places.
+        """
+        number = size // MULTIPLE
+        less = 1 + number % (MULTIPLE - 1) if MULTIPLE > 1 else 0
+        for turn, missing in ((0, 0), (1, 0), (less % 2, less)):
+            yield cls.of(size, turn, missing, records, number)
+
+    @classmethod
+    def turned(cls, records: int) -> Iterator[TrialBatch]:
+        """The smallest batches in which every reference stands once in each of ``MULTIPLE`` places.
+
+        A row's place in memory, up to a cache line of 64 bytes, is that of the row ``MULTIPLE``
+        places further on.
+        """
+        for turn in range(MULTIPLE):
+            references = (torch.arange(MULTIPLE) + turn) % min(REFERENCES, records)
+            yield cls(rows=references, copies=references, large=references < 0)
 
     def __len__(self) -> int:
         return len(self.rows)

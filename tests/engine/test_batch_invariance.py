@@ -737,6 +737,37 @@ def test_copies_stand_in_every_place(records: int) -> None:
             assert not batch.large[copies].any()
 
 
+@pytest.mark.parametrize("records", [3, 16, 40])
+def test_every_reference_comes_to_every_place_of_a_cache_line(records: int) -> None:
+    seen = {
+        (int(row), place)
+        for batch in TrialBatch.all(32, records)
+        for place, row in enumerate(batch.copies.tolist())
+        if len(batch) == 16
+    }
+    assert {(row, place) for row in range(min(16, records)) for place in range(16)} <= seen
+
+
+class OneAtOnePlace(nn.Module):
+    """Another bit of one record's numbers, where its row is the sixth of sixteen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(len(x)) % 16 == 5
+        there = places & (x[:, 0] == x[:, 0].max())
+        factor = torch.where(there, 1 + 2**-23, 1.0)
+        return x * factor[:, None]
+
+
+def test_a_place_that_only_one_record_feels_is_found() -> None:
+    """Libraries whose products go by a row's place in memory round some numbers otherwise."""
+    torch.manual_seed(0)
+    made, (x, y) = Made(nn.Sequential(OneAtOnePlace(), *mlp())), samples((20,), 16)
+    x[0, 0] = 3e6  # above what trial batches make of the others
+    with cpu.use_own_products(True):
+        found = made.test(x, y, nn.CrossEntropyLoss())
+    assert found.word == "not invariant"
+
+
 def test_checksums_tell_single_bits() -> None:
     x = torch.randn(6, 5)
     x[3] = x[0]
