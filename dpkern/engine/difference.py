@@ -13,14 +13,14 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..base.errors import UnsupportedModule
 from .calls_apart import first_apart, recorded
-from .fewer_rows import check_fewer_rows
+from .fewer_rows import SizeCheck
 from .gradient_difference import check_gradients
 from .local import local
 from .outcome import ProbeOutcome
@@ -89,6 +89,8 @@ class DifferenceProbe:
             values meanwhile, as a gate at zero hides what is behind it.
         together: tells whether any process says yes, where all must run the same passes. None
             probes in this process alone.
+        size: True compares with passes on fewer samples; ``alone`` with nothing else. A ``full``
+            probe does so anyway.
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class DifferenceProbe:
         *,
         trained: Sequence[Tensor] = (),
         together: Together | None = None,
+        size: bool | Literal["alone"] = False,
     ) -> None:
         self.module = module
         self.call = call
+        self.size = size
         self.arguments = (args, kwargs)
         self.batch = batch
         self.trained = trained if together is None else ()
@@ -126,8 +130,8 @@ class DifferenceProbe:
         """
         self._draws = RandomState(self._devices)
         self._made: _Base | None = None
-        self._cut = secret and _SECRET.random() >= WHOLE
-        with gates_opened(self._gates() if full and rows else ()):
+        self._cut = secret and not self.size and _SECRET.random() >= WHOLE
+        with gates_opened(self._gates() if (full or self.size) and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
             # Most modules never write to trained parameters: one look at the end shows that.
             self._trusted = {id(p) for p in self.trained}
@@ -225,6 +229,10 @@ class DifferenceProbe:
         base = self._base(outcome)
         if base is None:
             return
+        if self.size == "alone":
+            outcome.told = True
+            self._check_size(outcome, base, full=False)
+            return
         if rows and self._is_plain(base):
             outcome.told = outcome.is_plain = True
             return
@@ -241,16 +249,22 @@ class DifferenceProbe:
         outcome.counted = self._before.changes(base.left) - absorbed
         outcome.absorbed = self._lasting(base.left, others, absorbed)
         outcome.kept = sorted(absorbed.difference(outcome.absorbed))
-        if full and rows and self.whole and not outcome.mixed and not outcome.absorbed:
-            outcome.by_number = check_fewer_rows(
-                *(self.module, self._pass_and_back, self.arguments, self.batch, self._draws),
-                base.output,
-            )
+        wanted = (full or self.size) and rows and self.whole
+        if wanted and not outcome.mixed and not outcome.absorbed:
+            self._check_size(outcome, base, full=full)
         clean = not outcome.mixed and not outcome.absorbed and outcome.by_number is None
         if rows and self.whole and clean and torch.is_grad_enabled():
             outcome.by_gradients = check_gradients(
                 self.module, self._pass_backward, self.arguments, self.batch, self._draws
             )
+
+    def _check_size(self, outcome: ProbeOutcome, base: _Base, *, full: bool) -> None:
+        check = SizeCheck(
+            *(self.module, self._pass_and_back, self.arguments, self.batch, self._draws),
+            base.output,
+        )
+        outcome.by_number = check.error(full=full)
+        outcome.has_other_sizes = check.told
 
     def _is_plain(self, base: _Base) -> bool:
         """Whether the module is a plain stack of layers, which neither mixes nor keeps samples.

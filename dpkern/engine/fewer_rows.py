@@ -1,16 +1,17 @@
 """Check that a sample's output does not depend on the number of other samples.
 
 Replacing samples keeps their number, and so cannot expose a module that reads the size of its
-batch. The module therefore also runs on the first four samples of the batch, of which two are NaN:
-the other two must come out as in the whole batch, up to the rounding of kernels that are blocked by
-size. Where they do not, further passes tell what changes them, the size or NaN: on four samples, on
-two of these, and on four with two NaN. Modules that draw random numbers draw others for another
-size, and are not compared.
+batch. So samples of the batch also run alone: each must come out as in the whole batch, up to the
+rounding of kernels that are blocked by size. This is done for every size of batches that occurs:
+then all sizes have the outputs of samples that are alone. At first, too, the module runs on four
+samples of which two are NaN. Modules that draw random numbers run with constants in their place
+(``steady_draws``), on the whole batch as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,67 +19,141 @@ from torch import Tensor, nn
 
 from ..base.errors import UnsupportedModule
 from .random_state import RandomState
-from .replaced_rows import differing, fresh, mapped, tensors_of
+from .replaced_rows import differing, fresh, mapped, taken_rows, tensors_of
+from .steady_draws import SteadyDraws
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Tolerances relative to the largest output; 16-bit outputs have a tolerance of 0.1."""
 
+_ALONE = 3
+"""Number of samples that run alone where the first of them comes out otherwise. A rounded number
+may have taken one of them across a step of the module, and hardly all."""
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def check_fewer_rows(
-    module: nn.Module,
-    call: Callable[[Arguments], Any],
-    arguments: Arguments,
-    batch: int,
-    draws: RandomState,
-    whole: Any = None,
-) -> UnsupportedModule | None:
-    """Compare the module's outputs on few samples of the batch.
+@dataclass
+class SizeCheck:
+    """Passes of a module on some samples of a batch.
 
     Args:
-        module: the module that the error names.
-        call: runs the module from the same state each time, and puts that state back.
+        module: the module that errors name.
+        call: runs it from the same state each time, and puts that state back.
         arguments: a batch, samples first.
         batch: number of samples.
         draws: the random state that ``call`` begins with.
-        whole: the module's output on the batch; None if it is not known.
+        whole: the module's output on the batch.
 
-    Returns:
-        The error; None if the outputs agree or cannot be compared.
+    Attributes:
+        told: whether the outputs could be compared.
     """
-    more, fewer = min(4, batch), min(4, batch) // 2
-    if fewer == 0:
-        return None
-    if whole is not None and batch > more:
-        both = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
-        if both is not None and draws.changed():
+
+    module: nn.Module
+    call: Callable[[Arguments], Any]
+    arguments: Arguments
+    batch: int
+    draws: RandomState
+    whole: Any
+    told: bool = True
+
+    def error(self, *, full: bool) -> UnsupportedModule | None:
+        """Return the error for outputs that depend on the number of samples; None if none do.
+
+        Args:
+            full: whether the module also runs beside samples that are not finite.
+        """
+        if self.batch < 2:
             return None
-        if both is not None and _all_comparable(whole, both, batch, more, fewer):
+        few, alone = self._few()
+        if alone is not None and self.draws.changed():
+            with SteadyDraws() as steady:
+                self.whole = self._outputs(fresh(self.arguments))
+                found = self._compared(*self._few(), full)
+            self.told = self.told and not steady.unknown
+            return None if steady.unknown else found
+        return self._compared(few, alone, full)
+
+    def _few(self) -> tuple[list[int], Any]:
+        """Return one sample and its output, or two: some modules run on several samples only."""
+        alone = self._alone([0])
+        if self.batch > 2 and not _pairs(self.whole, alone, self.batch, 1):
+            return [0, 1], self._alone([0, 1])
+        return [0], alone
+
+    def _compared(self, few: list[int], alone: Any, full: bool) -> UnsupportedModule | None:
+        self.told = bool(_pairs(self.whole, alone, self.batch, len(few)))
+        if self.told and self._differs(few, alone) and self._all_differ(len(few)):
+            return self._found("in a batch of another size", _NO_SIZES)
+        return self._beside_nan() if full else None
+
+    def _all_differ(self, count: int) -> bool:
+        """Whether other samples come out otherwise, too."""
+        starts = range(count, min(count * _ALONE, self.batch - count + 1), count)
+        others = [[*range(start, start + count)] for start in starts]
+        return all(self._differs(few, self._alone(few)) for few in others)
+
+    def _beside_nan(self) -> UnsupportedModule | None:
+        more = min(4, self.batch)
+        rows = [*range(more)]
+        few = taken_rows(self.arguments, self.batch, rows)
+        broken = self._outputs(fresh(_without_numbers(few, more)))
+        kept = rows[: more // 2]
+        if broken is None:
             return None
-    large = _outputs(call, first_rows(arguments, batch, more))
-    if large is None or draws.changed():
+        if _pairs(self.whole, broken, self.batch, more) and not self._differs(rows, broken, kept):
+            return None
+        large = self._alone(rows)
+        if large is not None and differing(large, broken, more, kept):
+            return self._found("beside samples that are not finite", _NO_NANS)
         return None
-    small = _outputs(call, first_rows(arguments, batch, fewer))
-    if not _all_agree(large, small, more, fewer):
-        return _found(module, "in a batch of another size", _NO_SIZES)
-    broken = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
-    if broken is not None and differing(large, broken, more, range(more // 2)):
-        return _found(module, "beside samples that are not finite", _NO_NANS)
-    return None
+
+    def _alone(self, samples: Sequence[int]) -> Any:
+        return self._outputs(fresh(taken_rows(self.arguments, self.batch, samples)))
+
+    def _outputs(self, arguments: Arguments) -> Any:
+        """Return the output of a pass; None if the module does not run on so few samples."""
+        try:
+            return mapped(self.call(arguments), Tensor.detach)
+        except Exception:  # noqa: BLE001 - the real pass has another size
+            return None
+
+    def _differs(self, samples: Sequence[int], few: Any, kept: Sequence[int] = ()) -> bool:
+        """Whether the outputs of these samples are other ones than in the whole batch.
+
+        Args:
+            few: outputs of a pass on these samples alone.
+            kept: those of them that are compared; none named: all.
+        """
+        pairs = _pairs(self.whole, few, self.batch, len(samples))
+        places = [samples.index(sample) for sample in kept or samples]
+        same = [samples[place] for place in places]
+        return any(
+            not _agree(_rows_of(a, self.batch, same), _rows_of(b, len(samples), places))
+            for a, b in pairs
+        )
+
+    def _found(self, where: str, remedy: str) -> UnsupportedModule:
+        return UnsupportedModule(
+            type(self.module).__name__,
+            expected="outputs of one sample that depend on that sample alone",
+            got=f"other outputs {where}",
+            remedy=remedy,
+        )
 
 
 _NO_SIZES = "Do not scale by the number of samples in the forward pass."
 _NO_NANS = "Treat each sample by itself; samples that are not finite are dropped by the clipping."
 
 
-def _found(module: nn.Module, where: str, remedy: str) -> UnsupportedModule:
-    return UnsupportedModule(
-        type(module).__name__,
-        expected="outputs of one sample that depend on that sample alone",
-        got=f"other outputs {where}",
-        remedy=remedy,
-    )
+def first_rows(tree: Any, batch: int, count: int) -> Any:
+    """Return the tree with the rows of the first ``count`` samples only."""
+
+    def take(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or not tensor.shape[0] or tensor.shape[0] % batch:
+            return tensor
+        return tensor[: tensor.shape[0] // batch * count]
+
+    return fresh(mapped(tree, take))  # a pass may write into its inputs
 
 
 def _without_numbers(tree: Any, batch: int) -> Any:
@@ -93,61 +168,42 @@ def _without_numbers(tree: Any, batch: int) -> Any:
     return mapped(tree, change)
 
 
-def _all_agree(large: Any, small: Any, more: int, fewer: int) -> bool:
-    """Whether floating outputs of the samples that both passes have are the same."""
-    if small is None:
-        return True
-    one, two = ([t for t in tensors_of(x) if t.is_floating_point()] for x in (large, small))
-    return len(one) != len(two) or all(
-        _agree(a, b, more, fewer) for a, b in zip(one, two, strict=True) if a.dim()
-    )
-
-
-def _all_comparable(whole: Any, both: Any, batch: int, more: int, fewer: int) -> bool:
-    """Whether all tensors can be compared, and agree in the first samples.
+def _pairs(whole: Any, few: Any, batch: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the floating outputs of two passes that have rows of each sample.
 
     Args:
-        whole, both: outputs on the batch, and on ``more`` samples of which ``fewer`` are numbers.
+        whole, few: outputs on ``batch`` and on ``count`` samples.
     """
-    one, two = list(tensors_of(whole)), list(tensors_of(both))
-    for a, b in zip(one, two, strict=False):
-        if not (a.dim() and b.dim() and a.shape[0] and a.is_floating_point()):
-            return False
-        each = a.shape[0] // batch
-        if a.shape[0] != each * batch or b.shape[0] != each * more or a.shape[1:] != b.shape[1:]:
-            return False
-        b = b[: each * fewer]
-        if a.dtype is not b.dtype or not _agree(a[: each * more], b, more, fewer):
-            return False
-        if bool(b.isnan().any()):
-            return False  # the further passes tell whether it comes from the others
-    return bool(one) and len(one) == len(two)
+    one, two = ([*tensors_of(outputs)] for outputs in (whole, few))
+    if len(one) != len(two):
+        return []
+    return [
+        (a, b)
+        for a, b in zip(one, two, strict=True)
+        if a.is_floating_point()
+        and a.dtype is b.dtype
+        and a.layout is b.layout is torch.strided
+        and not (a.is_nested or b.is_nested)
+        and a.dim() == b.dim() > 0
+        and a.shape[1:] == b.shape[1:]
+        and a.numel() > 0
+        and a.shape[0] % batch == 0
+        and b.shape[0] == a.shape[0] // batch * count
+    ]
 
 
-def first_rows(tree: Any, batch: int, count: int) -> Any:
-    """Return the tree with the rows of the first ``count`` samples only."""
-
-    def take(tensor: Tensor) -> Tensor:
-        if not tensor.dim() or not tensor.shape[0] or tensor.shape[0] % batch:
-            return tensor
-        return tensor[: tensor.shape[0] // batch * count]
-
-    return fresh(mapped(tree, take))  # a pass may write into its inputs
+def _rows_of(tensor: Tensor, batch: int, samples: Sequence[int]) -> Tensor:
+    rows: Tensor = taken_rows(tensor, batch, samples)
+    return rows
 
 
-def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> Any:
-    """Return the output of a pass; None if the module does not run on so few samples."""
-    try:
-        return mapped(call(arguments), Tensor.detach)
-    except Exception:  # noqa: BLE001 - the real pass has another size
-        return None
-
-
-def _agree(one: Tensor, two: Tensor, more: int, fewer: int) -> bool:
-    rows = one.shape[0] * fewer // more
-    if one.shape[0] % more or two.shape[0] != rows or one.shape[1:] != two.shape[1:]:
+def _agree(one: Tensor, two: Tensor) -> bool:
+    tolerance = _TOLERANCE.get(one.dtype, 0.1)
+    one, two = one.double(), two.double()
+    finite = one.isfinite()
+    if not torch.equal(finite, two.isfinite()):
+        return False
+    one, two = one[finite], two[finite]
+    if not one.numel():
         return True
-    a, b = one[:rows].double().nan_to_num(), two.double().nan_to_num()
-    scale = float(a.abs().max()) if a.numel() else 0.0
-    off = float((a - b).abs().max()) if a.numel() else 0.0
-    return off <= _TOLERANCE.get(one.dtype, 0.1) * scale
+    return float((one - two).abs().max()) <= tolerance * float(one.abs().max())

@@ -34,6 +34,10 @@ KEPT = (
 )
 """The condition of certificates where a pass leaves attributes that follow the samples."""
 
+SIZES = "what the module makes of a record does not depend on how many others are in the batch"
+"""The condition of certificates where the module does not run on fewer samples, or its outputs
+cannot be compared with those of the whole batch."""
+
 
 class ForwardGuard:
     """The guard that probes forward passes of the capture's module and watches its state.
@@ -70,6 +74,10 @@ class ForwardGuard:
         """A probe of which the running pass is a part."""
         self._why = "new"
         """The occasion of that probe."""
+        self._sizes: set[tuple[int, int]] = set()
+        """Occasions and numbers of rows that were compared with passes on fewer samples."""
+        self._size: tuple[int, int] | None = None
+        """Those of the pass, if it is yet to be compared."""
         self._is_plain = False
         """Whether the last probe found a plain stack of layers."""
         self._usual = False
@@ -165,7 +173,7 @@ class ForwardGuard:
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         occasions, quick = self._occasions, self.state.quick
         due = self._uniform or occasions.gap <= 1 or self._numbers_are_due
-        quick = None if due else quick
+        quick = None if due or (usual and self._is_new_size(args[0])) else quick
         if occasions.modes or function_modes() or dispatch_modes():
             quick = quick if occasions.has_same_modes() else None
         if usual and recording and quick is not None and quick.before():
@@ -185,6 +193,9 @@ class ForwardGuard:
                 self.look_at_numbers()
         if why is None and recording and self._uniform and self._tells_classes(args, kwargs):
             why = "classes"
+        self._size = self._new_size(args, kwargs) if recording else None
+        if why is None and self._size is not None:
+            why = "size"
         if why is None and (not recording or capture.any_rank is None):
             unchanged = usual and recording and occasions.unchanged
             self._usual = unchanged and occasions.is_known(True, _ONE_TENSOR)
@@ -195,6 +206,8 @@ class ForwardGuard:
                 self._watched = Snapshot(self.module)
             return
         wanted = why is not None and batch >= 2
+        if self._size is not None and not wanted:
+            self._sizes.add(self._size)  # nothing to compare
         if capture.any_rank is not None:
             wanted = capture.any_rank(wanted)
         if wanted and not self._wait(args, kwargs, batch, why or "new"):
@@ -238,6 +251,18 @@ class ForwardGuard:
             return handed if any(size and size % handed == 0 for size in sizes) else 0
         return sizes[0] if sizes else 0
 
+    def _is_new_size(self, x: Tensor) -> bool:
+        """Whether no pass on as many rows has been compared with fewer; plain stacks need none."""
+        rows = x.shape[0] if x.dim() else 0
+        return not self._is_plain and (self.occasion, rows) not in self._sizes
+
+    def _new_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
+        """Return the occasion and the number of rows of the pass if they are new."""
+        found = next((t for t in tensors_of((args, kwargs)) if t.dim()), None)
+        if found is None or self.capture.any_rank is not None or not self._is_new_size(found):
+            return None
+        return self.occasion, found.shape[0]
+
     def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> bool:
         """Let the pass that begins be one of the probe's own; return whether it can be.
 
@@ -245,13 +270,13 @@ class ForwardGuard:
         pass on all of it.
         """
         own = self.capture.passes.is_last_hook() and self.capture.collected is None
-        if own and (why == "new" or (why == "secret" and self._is_plain)):
+        if own and (why in ("new", "size") or (why == "secret" and self._is_plain)):
             self._why = why
             if self.capture.any_rank is None and runs_layers_alone(self.module, args, kwargs):
                 call = without_failing_kernels(self.module)
                 self._waiting = LayersProbe(self.module, call, (args, kwargs), batch)
                 return True
-            probe = self._make_probe(self.module, args, kwargs, batch)
+            probe = self._make_probe(self.module, args, kwargs, batch, why)
             self._waiting = probe if probe.wait() else None
         return self._waiting is not None
 
@@ -268,14 +293,12 @@ class ForwardGuard:
             with probe.rewound():
                 self._check(*probe.arguments, probe.batch, self._why)
         else:
-            self.probes += 1
+            self.probes += self._why != "size"
             self.state.counted |= outcome.counted
             self._judge(outcome, *probe.arguments, probe.batch, self._why)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> None:
-        outcome = self._probe(
-            self.module, args, kwargs, batch, full=why == "new", secret=why == "secret"
-        )
+        outcome = self._probe(self.module, args, kwargs, batch, full=why == "new", why=why)
         self._judge(outcome, args, kwargs, batch, why)
 
     def _judge(
@@ -290,6 +313,8 @@ class ForwardGuard:
         self._is_plain = outcome.is_plain
         self._assume(outcome)
         error = outcome.error()
+        if error is None and self._size is not None:
+            self._sizes.add(self._size)
         anywhere = self.capture.any_rank
         if anywhere is not None and anywhere(error is not None) and error is None:
             error = UnsupportedModule(
@@ -299,7 +324,8 @@ class ForwardGuard:
                 remedy="Read the error of that process, and do as it says.",
             )
         late = why == "secret"
-        if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
+        has_losses = self._inner_losses and outcome.has_losses and why != "size"
+        if error is None and anywhere is None and has_losses:
             # Batches of one class, which could not tell, have been trained on before.
             late = late or bool(self._uniform - uniform_classes((args, kwargs), batch))
             error = self._check_inner_losses(module, args, kwargs, batch, why)
@@ -316,6 +342,8 @@ class ForwardGuard:
     def _assume(self, outcome: ProbeOutcome) -> None:
         """Add the conditions of the certificate that follow from what a pass leaves to the loop."""
         boundary = self.capture.boundary
+        if boundary is not None and not (outcome.has_other_sizes or outcome.has_losses):
+            boundary.assume(SIZES)
         if boundary is None or not boundary.has_loader:
             return
         if outcome.kept:
@@ -355,20 +383,25 @@ class ForwardGuard:
         *,
         full: bool,
         rows: bool = True,
-        secret: bool = False,
+        why: str = "",
     ) -> ProbeOutcome:
-        probe = self._make_probe(call, args, kwargs, batch)
+        probe = self._make_probe(call, args, kwargs, batch, why)
         self.running = True
         try:
-            outcome = probe.run(self.probes, full=full, rows=rows, secret=secret)
+            outcome = probe.run(self.probes, full=full, rows=rows, secret=why == "secret")
         finally:
             self.running = False
-            self.probes += 1
+            self.probes += why != "size"
         self.state.counted |= outcome.counted
         return outcome
 
     def _make_probe(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: int,
+        why: str,
     ) -> DifferenceProbe:
         return DifferenceProbe(
             self.module,
@@ -378,6 +411,7 @@ class ForwardGuard:
             batch,
             trained=[slot.parameter for slot in self.capture.slots],
             together=self.capture.any_rank,
+            size="alone" if why == "size" else self._size is not None,
         )
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -29,6 +29,8 @@ class ProbeOutcome:
     failure: Exception | None = None
     by_number: UnsupportedModule | None = None
     """The error for outputs that depend on the number of samples."""
+    has_other_sizes: bool = True
+    """Whether outputs could be compared with those of passes on fewer samples."""
     by_gradients: UnsupportedModule | None = None
     """The error for gradients that depend on the other samples."""
     has_numbers: bool = False

@@ -67,7 +67,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_second_replacement_runs_on_part_of_the_batch(sizes: list[int]) -> None:
     passes(Model(nn.functional.softsign))
     # The pass itself is the one with nothing replaced, also for the part.
-    assert sizes == [B, PART, 4]
+    assert sizes == [B, PART, 1, 4]
 
 
 class Counts(Model):
@@ -103,17 +103,17 @@ def test_the_part_runs_alone_where_the_whole_batch_does_not_show_its_rows(
 def test_the_part_runs_alone_where_its_rows_come_out_otherwise(sizes: list[int]) -> None:
     """Random numbers differ with the size; samples do not mix."""
     passes(Model(lambda h: h + torch.randn(len(h), E)))
-    assert sizes == [B, PART, PART, 4]
+    assert sizes == [B, PART, PART, 1, B, 1, 4]
 
 
 def test_what_few_samples_change_is_looked_into(sizes: list[int]) -> None:
     with pytest.raises(UnsupportedModule, match="of another size"):
         passes(Model(lambda h: h * len(h)))
-    assert sizes[:6] == [B, PART, PART, 4, 4, 2]
+    assert sizes[:6] == [B, PART, PART, 1, 1, 1]
     sizes.clear()
     with pytest.raises(UnsupportedModule, match="not finite"):
         passes(Model(spoiled))
-    assert sizes[:6] == [B, PART, 4, 4, 2, 4]
+    assert sizes[:5] == [B, PART, 1, 4, 4]
 
 
 @pytest.mark.parametrize("least", [2, 3])
@@ -175,7 +175,7 @@ def test_secret_probes_run_on_the_whole_batch_or_on_part(
 ) -> None:
     monkeypatch.setattr(difference, "WHOLE", whole)
     passes(Model(nn.functional.softsign), secret=True)
-    assert sizes[3:] == ([B, B] if whole else [PART, PART])
+    assert sizes[4:] == ([B, B] if whole else [PART, PART])
 
 
 class Writes(nn.Module):

@@ -243,6 +243,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "unbatched": (lambda m, x: F.linear(x[0], m.w).expand(len(x), -1), "linear"),
     "set": (lambda m, x: set_rows(x, m.w[0]), "__setitem__"),
     "copy": (lambda m, x: torch.empty_like(x).copy_(m.w[0]), "copy_"),
+    "places-of-samples": (
+        lambda m, x: torch.zeros_like(x).index_put((torch.arange(len(x)),), m.w[0]) + x,
+        "index_put.*one sample alone: index",
+    ),
     "lerp-in-place": (lambda m, x: x.clone().lerp_(m.w[0], 0.5), "lerp_"),
     "vmap": (lambda m, x: torch.vmap(lambda r: F.linear(r[None], m.w)[0])(x), "vmap"),
     "rows-one-by-one": (lambda m, x: torch.stack([F.linear(r[None], m.w)[0] for r in x]), "linear"),

@@ -218,7 +218,7 @@ def test_a_probe_of_a_plain_stack_compares_a_few_samples(
 
     assert passes(full=True) == []
     assert passes(full=False) == [B]
-    assert passes(nn.LayerNorm(D), full=True) == [B, B // 4, 4]
+    assert passes(nn.LayerNorm(D), full=True) == [B, B // 4, 1, 4]
     assert passes(nn.LayerNorm(D), full=False) == [B, B]
 
 

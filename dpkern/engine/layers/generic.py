@@ -117,7 +117,7 @@ def per_sample(
 
     try:
         each: Tensor = torch.vmap(one, in_dims=tuple(dims), randomness="different")(*operands)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, IndexError) as error:
         raise refuse(func, slots, got=f"for one sample alone: {error}", remedy=remedy) from error
     if tuple(each.shape) != (batch, 1, *result.shape[1:]):
         raise refuse(func, slots, got=f"a result of shape {list(each.shape)}", remedy=remedy)
