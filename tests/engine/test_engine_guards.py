@@ -234,6 +234,17 @@ def test_clean_models_pass(
     check(make(build), (inputs(batch),))
 
 
+@pytest.mark.parametrize("batch", [2, 5, 6, 7])
+def test_indices_may_have_the_shape_of_what_they_pick_from(batch: int) -> None:
+    def rows(m: nn.Module, x: Tensor) -> Tensor:
+        places = (x[:, 0].abs() * 100).long() % 5
+        gains = m.g[places % 2][:, None]
+        several = m.w[(x.abs() * 100).long() % 5].mean(1)
+        return F.linear(m.w[places] * gains + several, m.v)
+
+    check(make(lambda: Op(rows, w=(5, 6), v=(3, 6), g=(2,))), (draw(batch, 6),))
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "penalty": (lambda m, x: F.linear(x, m.w) + m.w.square().sum() * x.sum(), "w in mul"),
     "reduced-with-data": (

@@ -197,10 +197,12 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return True
     if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
         return False
-    known = _is_identity(tensor) or are_relative_positions(tensor)
-    if known and not source_of(private[0]).capture.passes.given(tensor):
+    given = source_of(private[0]).capture.passes.given(tensor)
+    if not given and (_is_identity(tensor) or are_relative_positions(tensor)):
         return False
-    if batch == 1:  # everything is the one sample's; constants do no harm as data
+    # With one sample everything is its own, and constants do no harm as data. Whole numbers pick
+    # entries, as many by chance as there are; masks and factors have the shape of parameters.
+    if given or batch == 1 or tensor.dtype is torch.int64:
         return True
     with without_torch_function():
         return all(tensor.shape != p.shape for p in private)
