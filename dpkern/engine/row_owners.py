@@ -84,6 +84,8 @@ class GatheredRows:
         found = rows_of(x, batch, batch_id)
         gathered = found is not None and found.gathered
         self._known[key] = bool(known) or gathered
+        if known and found is None and batch == 1:
+            return RowOwners(torch.zeros(x.shape[0], dtype=torch.long), True, 1), False
         if known and found is None:
             raise UnsupportedModule(
                 f"{names} in {operation}",

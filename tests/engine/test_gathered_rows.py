@@ -53,7 +53,7 @@ class Loop:
         self.run.optimizer.zero_grad()
         F.cross_entropy(self.module(x), y).backward()
         self.run.optimizer.step()
-        taken = (before - self.weights()) * len(x)
+        taken = (before - self.weights()) * BATCH
         return float((taken - expected).abs().max())
 
     def weights(self) -> Tensor:
@@ -151,6 +151,32 @@ def test_biases_of_experts_that_are_added_apart() -> None:
     loop = Loop(Chosen(), replayed=True)
     for seed in range(4):
         assert loop.error_of_step(*batch(seed, in_order=False)) < 1e-5
+
+
+class TokensToExperts(nn.Module):
+    """Two experts, each for the tokens of three to a sample that choose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(2, 8), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x.view(len(x), 3, 2)))
+        tokens = h.reshape(-1, 8)
+        chosen, out = x.reshape(-1, 2)[:, 1] > 0, torch.zeros_like(tokens)
+        for place, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == bool(place))
+            out.index_add_(0, rows, expert(tokens.index_select(0, rows)))
+        return self.c(out.view_as(h).mean(1))
+
+
+def test_tokens_that_choose_experts_in_batches_of_one() -> None:
+    torch.manual_seed(0)
+    loop = Loop(TokensToExperts(), replayed=True)
+    for seed, size in enumerate([BATCH, BATCH, BATCH, 1, 1, BATCH, 1, 2]):
+        x, y = batch(seed, in_order=False)
+        assert loop.error_of_step(x[:size], y[:size]) < 1e-5
 
 
 def test_rows_that_take_another_way_after_being_gathered_are_refused() -> None:
