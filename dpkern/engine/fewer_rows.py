@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.errors import UnsupportedModule
 from .random_state import RandomState
@@ -23,7 +24,11 @@ from .replaced_rows import differing, fresh, mapped, taken_rows, tensors_of
 from .steady_draws import SteadyDraws
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Tolerances relative to the largest output; 16-bit outputs have a tolerance of 0.1."""
+"""Tolerances relative to the largest output."""
+
+_COARSE = 0.1
+"""The same for 16-bit outputs. Others may come of 16-bit numbers, too (autocast), which kernels for
+one row round otherwise: up to this difference several samples together must then differ as well."""
 
 _ALONE = 3
 """Number of samples that run alone where the first of them comes out otherwise. A rounded number
@@ -82,15 +87,26 @@ class SizeCheck:
 
     def _compared(self, few: list[int], alone: Any, full: bool) -> UnsupportedModule | None:
         self.told = bool(_pairs(self.whole, alone, self.batch, len(few)))
-        if self.told and self._differs(few, alone) and self._all_differ(len(few)):
+        if self.told and self._differs(few, alone) and self._others_differ(few, alone):
             return self._found("in a batch of another size", _NO_SIZES)
         return self._beside_nan() if full else None
 
-    def _all_differ(self, count: int) -> bool:
-        """Whether other samples come out otherwise, too."""
+    def _others_differ(self, few: list[int], alone: Any) -> bool:
+        """Whether other samples come out otherwise, too, and several together by little."""
+        count = len(few)
         starts = range(count, min(count * _ALONE, self.batch - count + 1), count)
         others = [[*range(start, start + count)] for start in starts]
-        return all(self._differs(few, self._alone(few)) for few in others)
+        if not self._differs(few, alone, coarse=True) and self._has_16_bits(few):
+            together = [[*range(size)] for size in (2, 4) if count < size < self.batch]
+            if not together:
+                return False
+            others += together
+        return all(self._differs(each, self._alone(each)) for each in others)
+
+    def _has_16_bits(self, few: Sequence[int]) -> bool:
+        with _Seen() as seen:
+            self._alone(few)
+        return not seen.dtypes.isdisjoint((torch.float16, torch.bfloat16))
 
     def _beside_nan(self) -> UnsupportedModule | None:
         more = min(4, self.batch)
@@ -117,18 +133,21 @@ class SizeCheck:
         except Exception:  # noqa: BLE001 - the real pass has another size
             return None
 
-    def _differs(self, samples: Sequence[int], few: Any, kept: Sequence[int] = ()) -> bool:
+    def _differs(
+        self, samples: Sequence[int], few: Any, kept: Sequence[int] = (), *, coarse: bool = False
+    ) -> bool:
         """Whether the outputs of these samples are other ones than in the whole batch.
 
         Args:
             few: outputs of a pass on these samples alone.
             kept: those of them that are compared; none named: all.
+            coarse: whether they may differ as much as 16-bit outputs.
         """
         pairs = _pairs(self.whole, few, self.batch, len(samples))
         places = [samples.index(sample) for sample in kept or samples]
         same = [samples[place] for place in places]
         return any(
-            not _agree(_rows_of(a, self.batch, same), _rows_of(b, len(samples), places))
+            not _agree(_rows_of(a, self.batch, same), _rows_of(b, len(samples), places), coarse)
             for a, b in pairs
         )
 
@@ -139,6 +158,21 @@ class SizeCheck:
             got=f"other outputs {where}",
             remedy=remedy,
         )
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the types of numbers that operations make while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, _: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.dtypes |= {tensor.dtype for tensor in tensors_of(result)}
+        return result
 
 
 _NO_SIZES = "Do not scale by the number of samples in the forward pass."
@@ -197,8 +231,8 @@ def _rows_of(tensor: Tensor, batch: int, samples: Sequence[int]) -> Tensor:
     return rows
 
 
-def _agree(one: Tensor, two: Tensor) -> bool:
-    tolerance = _TOLERANCE.get(one.dtype, 0.1)
+def _agree(one: Tensor, two: Tensor, coarse: bool) -> bool:
+    tolerance = _COARSE if coarse else _TOLERANCE.get(one.dtype, _COARSE)
     one, two = one.double(), two.double()
     finite = one.isfinite()
     if not torch.equal(finite, two.isfinite()):
