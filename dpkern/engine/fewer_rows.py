@@ -11,24 +11,27 @@ samples of which two are NaN. Modules that draw random numbers run with constant
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.errors import UnsupportedModule
+from .own_rounding import MovedProducts
 from .random_state import RandomState
 from .replaced_rows import differing, fresh, mapped, taken_rows, tensors_of
 from .steady_draws import SteadyDraws
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Tolerances relative to the largest output."""
+"""Tolerances relative to the largest output; 16-bit outputs have a tolerance of 0.1."""
 
-_COARSE = 0.1
-"""The same for 16-bit outputs. Others may come of 16-bit numbers, too (autocast), which kernels for
-one row round otherwise: up to this difference several samples together must then differ as well."""
+_ROUNDING = 16
+"""Tolerance relative to what rounding does to the outputs of the whole batch."""
+
+_CHAOTIC = 0.03
+"""Size of that, relative to the largest output, from which on nothing is told."""
 
 _ALONE = 3
 """Number of samples that run alone where the first of them comes out otherwise. A rounded number
@@ -61,22 +64,41 @@ class SizeCheck:
     whole: Any
     told: bool = True
 
+    def __post_init__(self) -> None:
+        self._draws: AbstractContextManager[Any] = nullcontext()
+        """What passes run under."""
+
     def error(self, *, full: bool) -> UnsupportedModule | None:
         """Return the error for outputs that depend on the number of samples; None if none do.
 
         Args:
-            full: whether the module also runs beside samples that are not finite.
+            full: whether the module also runs beside samples that are not finite, and with both
+                sets of constants in the place of random numbers. Otherwise one is chosen by size.
         """
         if self.batch < 2:
             return None
+        self._draws = steady = SteadyDraws(high=False)
         few, alone = self._few()
-        if alone is not None and self.draws.changed():
-            with SteadyDraws() as steady:
-                self.whole = self._outputs(fresh(self.arguments))
-                found = self._compared(*self._few(), full)
-            self.told = self.told and not steady.unknown
-            return None if steady.unknown else found
-        return self._compared(few, alone, full)
+        drawn = steady.drawn
+        if self.draws.changed_elsewhere() or steady.unknown or (not drawn and self.draws.changed()):
+            self.told = False  # numbers that cannot be replaced
+            return None
+        if drawn:
+            return self._with_constants(full)
+        self._draws = nullcontext()
+        return self._compared(*((few, alone) if alone is not None else self._few()), full)
+
+    def _with_constants(self, full: bool) -> UnsupportedModule | None:
+        told = False  # as passes that draw until a condition holds are ended
+        for high in (False, True) if full else (self.batch % 2 == 1,):
+            self._draws = SteadyDraws(high=high)
+            self.whole = self._outputs(fresh(self.arguments))
+            found = self._compared(*self._few(), full)
+            if found is not None:
+                return found
+            told = told or self.told
+        self.told = told
+        return None
 
     def _few(self) -> tuple[list[int], Any]:
         """Return one sample and its output, or two: some modules run on several samples only."""
@@ -87,26 +109,25 @@ class SizeCheck:
 
     def _compared(self, few: list[int], alone: Any, full: bool) -> UnsupportedModule | None:
         self.told = bool(_pairs(self.whole, alone, self.batch, len(few)))
-        if self.told and self._differs(few, alone) and self._others_differ(few, alone):
+        differs = self.told and self._differs(few, alone) and self._others_differ(len(few))
+        if differs and self._is_more_than_rounding(few, alone):
             return self._found("in a batch of another size", _NO_SIZES)
         return self._beside_nan() if full else None
 
-    def _others_differ(self, few: list[int], alone: Any) -> bool:
-        """Whether other samples come out otherwise, too, and several together by little."""
-        count = len(few)
+    def _others_differ(self, count: int) -> bool:
+        """Whether other samples come out otherwise, too."""
         starts = range(count, min(count * _ALONE, self.batch - count + 1), count)
         others = [[*range(start, start + count)] for start in starts]
-        if not self._differs(few, alone, coarse=True) and self._has_16_bits(few):
-            together = [[*range(size)] for size in (2, 4) if count < size < self.batch]
-            if not together:
-                return False
-            others += together
-        return all(self._differs(each, self._alone(each)) for each in others)
+        return all(self._differs(few, self._alone(few)) for few in others)
 
-    def _has_16_bits(self, few: Sequence[int]) -> bool:
-        with _Seen() as seen:
-            self._alone(few)
-        return not seen.dtypes.isdisjoint((torch.float16, torch.bfloat16))
+    def _is_more_than_rounding(self, few: Sequence[int], alone: Any) -> bool:
+        moved = self._outputs(fresh(self.arguments), MovedProducts())  # type: ignore[no-untyped-call]
+        pairs = _pairs(self.whole, moved, self.batch, self.batch)
+        noises = [_largest(a.double() - b.double()) for a, b in pairs]
+        if any(noise > _CHAOTIC * _largest(a) for noise, (a, _) in zip(noises, pairs, strict=True)):
+            self.told = False
+            return False
+        return self._differs(few, alone, noises=noises)
 
     def _beside_nan(self) -> UnsupportedModule | None:
         more = min(4, self.batch)
@@ -126,29 +147,38 @@ class SizeCheck:
     def _alone(self, samples: Sequence[int]) -> Any:
         return self._outputs(fresh(taken_rows(self.arguments, self.batch, samples)))
 
-    def _outputs(self, arguments: Arguments) -> Any:
+    def _outputs(
+        self, arguments: Arguments, beside: AbstractContextManager[Any] | None = None
+    ) -> Any:
         """Return the output of a pass; None if the module does not run on so few samples."""
         try:
-            return mapped(self.call(arguments), Tensor.detach)
+            with self._draws, beside or nullcontext():
+                return mapped(self.call(arguments), Tensor.detach)
         except Exception:  # noqa: BLE001 - the real pass has another size
             return None
 
     def _differs(
-        self, samples: Sequence[int], few: Any, kept: Sequence[int] = (), *, coarse: bool = False
+        self,
+        samples: Sequence[int],
+        few: Any,
+        kept: Sequence[int] = (),
+        *,
+        noises: Sequence[float] = (),
     ) -> bool:
         """Whether the outputs of these samples are other ones than in the whole batch.
 
         Args:
             few: outputs of a pass on these samples alone.
             kept: those of them that are compared; none named: all.
-            coarse: whether they may differ as much as 16-bit outputs.
+            noises: what rounding does to each output.
         """
         pairs = _pairs(self.whole, few, self.batch, len(samples))
         places = [samples.index(sample) for sample in kept or samples]
         same = [samples[place] for place in places]
+        each = noises or [0.0] * len(pairs)
         return any(
-            not _agree(_rows_of(a, self.batch, same), _rows_of(b, len(samples), places), coarse)
-            for a, b in pairs
+            not _agree(_rows_of(a, self.batch, same), _rows_of(b, len(samples), places), noise)
+            for (a, b), noise in zip(pairs, each, strict=False)
         )
 
     def _found(self, where: str, remedy: str) -> UnsupportedModule:
@@ -158,21 +188,6 @@ class SizeCheck:
             got=f"other outputs {where}",
             remedy=remedy,
         )
-
-
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the types of numbers that operations make while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, _: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.dtypes |= {tensor.dtype for tensor in tensors_of(result)}
-        return result
 
 
 _NO_SIZES = "Do not scale by the number of samples in the forward pass."
@@ -231,13 +246,17 @@ def _rows_of(tensor: Tensor, batch: int, samples: Sequence[int]) -> Tensor:
     return rows
 
 
-def _agree(one: Tensor, two: Tensor, coarse: bool) -> bool:
-    tolerance = _COARSE if coarse else _TOLERANCE.get(one.dtype, _COARSE)
+def _agree(one: Tensor, two: Tensor, noise: float) -> bool:
+    tolerance = _TOLERANCE.get(one.dtype, 0.1)
     one, two = one.double(), two.double()
     finite = one.isfinite()
     if not torch.equal(finite, two.isfinite()):
         return False
     one, two = one[finite], two[finite]
-    if not one.numel():
-        return True
-    return float((one - two).abs().max()) <= tolerance * float(one.abs().max())
+    return _largest(one - two) <= max(tolerance * _largest(one), _ROUNDING * noise)
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest finite entry."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

@@ -98,7 +98,7 @@ def check_gradients(
             break
     else:
         return None
-    has_drawn = draws.changed()
+    has_drawn = draws.changed() or draws.changed_elsewhere()
     if len(rows) != known:
         alone = run(first, kept)
     if not _has_none(one, alone, kept):
@@ -106,12 +106,19 @@ def check_gradients(
     if has_drawn or not alone:  # other random numbers for another number of samples, or no pass
         if not _agree(one, run(beside, more), kept):
             return _found(module, "when other samples were replaced")
-        with SteadyDraws() as steady:
-            alone, one = run(first, kept), run(others, more)
-        alone = {} if steady.unknown else alone
+        alone, one = _with_constants(lambda: (run(first, kept), run(others, more)), draws)
     if alone and not _agree(one, alone, kept):
         return _found(module, "without other samples")
     return None
+
+
+def _with_constants(
+    run: Callable[[], tuple[Gradients, Gradients]], draws: RandomState
+) -> tuple[Gradients, Gradients]:
+    """Return gradients with constants in the place of random numbers; none where some are not."""
+    with SteadyDraws(high=False) as steady:
+        found = run()
+    return ({}, {}) if steady.unknown or draws.changed_elsewhere() else found
 
 
 def _found(module: nn.Module, when: str) -> UnsupportedModule:

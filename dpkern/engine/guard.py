@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +74,9 @@ class ForwardGuard:
         """A probe of which the running pass is a part."""
         self._why = "new"
         """The occasion of that probe."""
-        self._sizes: set[tuple[int, int]] = set()
-        """Occasions and numbers of rows that were compared with passes on fewer samples."""
-        self._size: tuple[int, int] | None = None
+        self._sizes: set[Hashable] = set()
+        """Occasions, with sizes that were compared with passes on fewer samples."""
+        self._size: Hashable | None = None
         """Those of the pass, if it is yet to be compared."""
         self._is_plain = False
         """Whether the last probe found a plain stack of layers."""
@@ -173,7 +173,8 @@ class ForwardGuard:
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         occasions, quick = self._occasions, self.state.quick
         due = self._uniform or occasions.gap <= 1 or self._numbers_are_due
-        quick = None if due or (usual and self._is_new_size(args[0])) else quick
+        due = due or (recording and usual and self._new_size(args, kwargs) is not None)
+        quick = None if due else quick
         if occasions.modes or function_modes() or dispatch_modes():
             quick = quick if occasions.has_same_modes() else None
         if usual and recording and quick is not None and quick.before():
@@ -251,17 +252,15 @@ class ForwardGuard:
             return handed if any(size and size % handed == 0 for size in sizes) else 0
         return sizes[0] if sizes else 0
 
-    def _is_new_size(self, x: Tensor) -> bool:
-        """Whether no pass on as many rows has been compared with fewer; plain stacks need none."""
-        rows = x.shape[0] if x.dim() else 0
-        return not self._is_plain and (self.occasion, rows) not in self._sizes
-
-    def _new_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
-        """Return the occasion and the number of rows of the pass if they are new."""
-        found = next((t for t in tensors_of((args, kwargs)) if t.dim()), None)
-        if found is None or self.capture.any_rank is not None or not self._is_new_size(found):
+    def _new_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        """Return the occasion and the size of the pass if they are new; plain stacks have none."""
+        if self._is_plain or self.capture.any_rank is not None:
             return None
-        return self.occasion, found.shape[0]
+        size: Hashable = self.capture.batch if self.capture.handed_out else None
+        if not size:
+            size = tuple(t.shape[0] for t in tensors_of((args, kwargs)) if t.dim())
+        found = self.occasion, size
+        return None if found in self._sizes else found
 
     def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> bool:
         """Let the pass that begins be one of the probe's own; return whether it can be.

@@ -25,8 +25,10 @@ class RandomState:
         ]
         self._restore: list[tuple[Callable[[Any], Any], Any]] = [
             (torch.set_rng_state, state),
-            (random.setstate, random.getstate()),
+            (random.setstate, python := random.getstate()),
         ]
+        self._python = python
+        self._numpy: Any = None
         for device in set(devices):
             module: Any = getattr(torch, device.type, None)
             if device.type not in ("cpu", "meta") and hasattr(module, "get_rng_state"):
@@ -35,11 +37,18 @@ class RandomState:
                 self._restore.append((_setter(module, device), state))
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            self._restore.append((_set_numpy, _numpy_state(numpy)))
+            self._numpy = _numpy_state(numpy)
+            self._restore.append((_set_numpy, self._numpy))
 
     def changed(self) -> bool:
         """Whether something was drawn from torch's generators since."""
         return any(not torch.equal(state, now()) for now, state in self._torch)
+
+    def changed_elsewhere(self) -> bool:
+        """Whether something was drawn from the generators of Python or NumPy since."""
+        if random.getstate() != self._python:
+            return True
+        return self._numpy is not None and not _is_numpys(self._numpy)
 
     def restore(self) -> None:
         """Put every generator back into the saved state."""
@@ -49,11 +58,16 @@ class RandomState:
 
 def _set_numpy(state: Any) -> None:
     """Put NumPy's generator back; setting it takes longer than finding that it has not moved."""
+    if not _is_numpys(state):
+        sys.modules["numpy"].random.set_state(state)
+
+
+def _is_numpys(state: Any) -> bool:
+    """Whether NumPy's generator has this state, if it is of the usual kind."""
     numpy = sys.modules["numpy"]
     now = _numpy_state(numpy)
     usual = now["bit_generator"] == state["bit_generator"] == "MT19937"
-    if not usual or _moved(now, state) or not numpy.array_equal(*map(_twisted, (now, state))):
-        numpy.random.set_state(state)
+    return usual and not _moved(now, state) and numpy.array_equal(*map(_twisted, (now, state)))
 
 
 def _moved(now: Any, state: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -183,17 +185,109 @@ def test_one_sample_that_rounding_takes_across_a_step_is_no_finding() -> None:
 
 
 def by_little(h: Tensor) -> Tensor:
-    return h * 1.02 if len(h) > 1 else h
+    return h * 1.005 if len(h) > 1 else h
 
 
 def rounded(h: Tensor) -> Tensor:
-    """Numbers of 16 bits, which one row alone has otherwise."""
-    return by_little(h.bfloat16()).float()
+    """A product of 16-bit numbers, which a kernel for one row rounds otherwise."""
+    return by_little(F.linear(h.bfloat16(), torch.eye(E).bfloat16())).float()
 
 
-@pytest.mark.parametrize(("middle", "accepted"), [(by_little, 0), (rounded, 3)])
-def test_rounding_of_16_bits_is_no_finding(middle: Middle, accepted: int) -> None:
-    assert passes(Between(middle), [16, 2, 5]) == accepted
+def steep(h: Tensor) -> Tensor:
+    """Steep sines magnify rounding."""
+    for _ in range(14):
+        h = (16 * F.linear(h, torch.eye(E).roll(1, 0) + 0.3)).sin()
+    return h
+
+
+def cancelled(h: Tensor) -> Tensor:
+    """Nothing but rounding is left."""
+    rotation = torch.linalg.qr(torch.randn(E, E, generator=torch.Generator().manual_seed(0)))[0]
+    return 1e7 * (h @ rotation @ rotation.t() - h)
+
+
+@pytest.mark.parametrize(
+    ("middle", "accepted"), [(by_little, 0), (rounded, 3), (steep, 3), (cancelled, 3)]
+)
+def test_rounding_is_no_finding(middle: Middle, accepted: int) -> None:
+    assert passes(Between(middle), [64, 2, 33]) == accepted
+
+
+def until(h: Tensor) -> Tensor:
+    while torch.rand(1).item() < 0.5:
+        h = h.tanh()
+    return h
+
+
+def rejected(h: Tensor) -> Tensor:
+    z = torch.randn(h.shape)
+    while bool((bad := z.abs() < 0.7).any()):
+        z = torch.where(bad, torch.randn(h.shape), z)
+    return h + z
+
+
+@pytest.mark.parametrize("middle", [until, rejected])
+def test_loops_that_draw_until_a_condition_holds_end(middle: Middle) -> None:
+    assert passes(Between(middle), [8, 9]) == 2
+
+
+def in_numpy(h: Tensor) -> Tensor:
+    return h + torch.from_numpy(np.random.randn(*h.shape)).float()
+
+
+OUTSIDE: dict[str, Middle] = {
+    "numpy, twice": lambda h: in_numpy(in_numpy(h)),
+    "numpy beside dropout": lambda h: in_numpy(F.dropout(in_numpy(h), 0.2)),
+    "python": lambda h: h * torch.tensor([[random.random()] for _ in h]) + random.random(),
+    "own generator": lambda h: (
+        h + torch.randn(h.shape, generator=torch.Generator().manual_seed(3)) + torch.randn(h.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("middle", OUTSIDE.values(), ids=OUTSIDE)
+def test_numbers_drawn_elsewhere_are_no_finding(middle: Middle) -> None:
+    assert passes(Between(middle), [8, 9, 3]) == 3
+
+
+MASKS: dict[str, Middle] = {
+    "above": lambda h: h * (torch.rand(h.shape) > 0.5) * 2,
+    "below": lambda h: h * (torch.rand(h.shape) < 0.5) * 2,
+    "floor": lambda h: h * (torch.rand(h.shape) + 0.5).floor(),
+    "whole numbers": lambda h: h * torch.randint(0, 2, h.shape),
+    "bernoulli": lambda h: h * (torch.bernoulli(torch.full(h.shape, 0.5)) == 1),
+    "bits": lambda h: h * torch.bernoulli(torch.full(h.shape, 0.5)).long(),
+    "normal": lambda h: h * (torch.randn(h.shape) - 0.6).relu(),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_hide_no_size(mask: Middle) -> None:
+    assert passes(Between(mask), [8, 9, 3]) == 3
+    assert passes(Between(lambda h: mask(h / len(h))), [8]) == 0
+
+
+class Second(Between):
+    """Takes the samples behind something else."""
+
+    def forward(self, places: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) + 0 * places.sum()
+
+
+@pytest.mark.parametrize("size", [20, 30])
+def test_samples_need_not_come_first_among_the_arguments(size: int) -> None:
+    module = Second(above(size))
+    capture = Capture(module)
+    capture.attach()
+    try:
+        for batch in (8, 16, 8):
+            capture.begin_batch(batch)
+            module(torch.arange(7), torch.randn(batch, E))
+        capture.begin_batch(40)
+        with pytest.raises(UnsupportedModule, match="of another size"):
+            module(torch.arange(7), torch.randn(40, E))
+    finally:
+        capture.detach()
 
 
 def trained(middle: Middle, sizes: Sequence[int]) -> PrivacyEngine:
@@ -244,7 +338,8 @@ def test_what_cannot_be_compared_is_a_condition(middle: Middle, conditional: boo
     assert any(SIZES in note for note in notes) is conditional
 
 
-def test_draws_are_the_same_whatever_their_number() -> None:
+@pytest.mark.parametrize("high", [False, True])
+def test_draws_are_the_same_whatever_their_number(high: bool) -> None:
     laws: list[Callable[[int], Tensor]] = [
         lambda n: torch.rand(n, 3),
         lambda n: torch.randn(n, 3),
@@ -267,12 +362,12 @@ def test_draws_are_the_same_whatever_their_number() -> None:
         lambda n: torch._standard_gamma(torch.full((n,), 2.0)),
         lambda n: F.dropout(torch.ones(n, 4), 0.3),
     ]
-    with SteadyDraws() as steady:
+    with SteadyDraws(high=high) as steady:
         for law in laws:
             many = law(40)
             assert torch.equal(many[:3], law(3))
             assert torch.equal(many, many[:1].expand_as(many))
-        assert torch.equal(F.dropout(torch.ones(5), 0.3), torch.ones(5))
+        assert torch.equal(F.dropout(torch.ones(5), 0.0), torch.ones(5))
         assert not steady.unknown
         Dirichlet(torch.ones(3)).sample((2,))
         assert steady.unknown == {"_sample_dirichlet"}
