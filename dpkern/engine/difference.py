@@ -284,6 +284,7 @@ class DifferenceProbe:
             return backward(self.call(*arguments[0], **arguments[1]))
         finally:
             torch.clear_autocast_cache()
+            self._draws.note()
             self._put_back()
 
     def _pass_and_back(self, arguments: Arguments) -> Any:
@@ -291,6 +292,7 @@ class DifferenceProbe:
         try:
             return self._pass(arguments)
         finally:
+            self._draws.note()
             self._put_back()
 
     def _base(self, outcome: ProbeOutcome) -> _Base | None:

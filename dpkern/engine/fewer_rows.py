@@ -77,28 +77,26 @@ class SizeCheck:
         """
         if self.batch < 2:
             return None
-        self._draws = steady = SteadyDraws(high=False)
+        self._draws = steady = SteadyDraws(high=not full and self.batch % 2 == 1)
         few, alone = self._few()
         drawn = steady.drawn
-        if self.draws.changed_elsewhere() or steady.unknown or (not drawn and self.draws.changed()):
+        if self.draws.elsewhere or steady.unknown or (not drawn and self.draws.changed()):
             self.told = False  # numbers that cannot be replaced
             return None
-        if drawn:
-            return self._with_constants(full)
-        self._draws = nullcontext()
-        return self._compared(*((few, alone) if alone is not None else self._few()), full)
+        if not drawn:
+            self._draws = nullcontext()
+            return self._compared(*((few, alone) if alone is not None else self._few()), full)
+        found = self._with_constants(few, alone, full)
+        if found is not None or not full:
+            return found
+        told, self._draws = self.told, SteadyDraws(high=True)
+        found = self._with_constants(*self._few(), full)
+        self.told = self.told or told
+        return found
 
-    def _with_constants(self, full: bool) -> UnsupportedModule | None:
-        told = False  # as passes that draw until a condition holds are ended
-        for high in (False, True) if full else (self.batch % 2 == 1,):
-            self._draws = SteadyDraws(high=high)
-            self.whole = self._outputs(fresh(self.arguments))
-            found = self._compared(*self._few(), full)
-            if found is not None:
-                return found
-            told = told or self.told
-        self.told = told
-        return None
+    def _with_constants(self, few: list[int], alone: Any, full: bool) -> UnsupportedModule | None:
+        self.whole = self._outputs(fresh(self.arguments))
+        return self._compared(few, alone, full)
 
     def _few(self) -> tuple[list[int], Any]:
         """Return one sample and its output, or two: some modules run on several samples only."""

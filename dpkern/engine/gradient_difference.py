@@ -88,6 +88,9 @@ def check_gradients(
             return {}
 
     first = first_rows(arguments, batch, kept)
+    with SteadyDraws(high=False) as steady:
+        run(first, kept)
+    drawn = steady.drawn > 0
     alone, known = run(first, kept), len(rows)
     beside = first_rows(arguments, batch, more)
     one: Gradients = {}
@@ -98,27 +101,21 @@ def check_gradients(
             break
     else:
         return None
-    has_drawn = draws.changed() or draws.changed_elsewhere()
     if len(rows) != known:
         alone = run(first, kept)
     if not _has_none(one, alone, kept):
         return _found(module, "in rows of other samples")
-    if has_drawn or not alone:  # other random numbers for another number of samples, or no pass
+    # Other random numbers for another number of samples, or no pass.
+    if drawn or draws.changed() or draws.elsewhere or not alone:
         if not _agree(one, run(beside, more), kept):
             return _found(module, "when other samples were replaced")
-        alone, one = _with_constants(lambda: (run(first, kept), run(others, more)), draws)
+        if not drawn or steady.unknown or draws.elsewhere:
+            return None
+        with steady:
+            alone, one = run(first, kept), run(others, more)
     if alone and not _agree(one, alone, kept):
         return _found(module, "without other samples")
     return None
-
-
-def _with_constants(
-    run: Callable[[], tuple[Gradients, Gradients]], draws: RandomState
-) -> tuple[Gradients, Gradients]:
-    """Return gradients with constants in the place of random numbers; none where some are not."""
-    with SteadyDraws(high=False) as steady:
-        found = run()
-    return ({}, {}) if steady.unknown or draws.changed_elsewhere() else found
 
 
 def _found(module: nn.Module, when: str) -> UnsupportedModule:

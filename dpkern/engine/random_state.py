@@ -28,6 +28,8 @@ class RandomState:
             (random.setstate, python := random.getstate()),
         ]
         self._python = python
+        self.elsewhere = False
+        """Whether passes that were noted have drawn from other generators than torch's."""
         self._numpy: Any = None
         for device in set(devices):
             module: Any = getattr(torch, device.type, None)
@@ -44,11 +46,13 @@ class RandomState:
         """Whether something was drawn from torch's generators since."""
         return any(not torch.equal(state, now()) for now, state in self._torch)
 
-    def changed_elsewhere(self) -> bool:
-        """Whether something was drawn from the generators of Python or NumPy since."""
-        if random.getstate() != self._python:
-            return True
-        return self._numpy is not None and not _is_numpys(self._numpy)
+    def note(self) -> None:
+        """Note whether something was drawn from the generators of Python or NumPy since.
+
+        They may be part of a module's state, which is put back behind a pass.
+        """
+        moved = random.getstate() != self._python
+        self.elsewhere |= moved or (self._numpy is not None and not _is_numpys(self._numpy))
 
     def restore(self) -> None:
         """Put every generator back into the saved state."""

@@ -21,7 +21,7 @@ from .random_state import RandomState
 Named = dict[str, Any]
 """Arguments of an operation by the names of its schema."""
 
-MOST = 4096
+MOST = 1024
 """Maximum number of draws in a pass. A loop that draws until a condition holds may never end."""
 
 
@@ -84,7 +84,7 @@ class SteadyDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         drawn: number of draws since it was entered last.
-        unknown: operations that drew numbers which are not replaced.
+        unknown: operations that drew numbers which are not replaced, or too many of them.
     """
 
     def __init__(self, *, high: bool) -> None:
@@ -104,9 +104,10 @@ class SteadyDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **given)
         self.drawn += 1
-        if self.drawn > MOST:
-            raise RuntimeError(f"more than {MOST} random numbers or tensors of them in a pass")
         name = str(func._schema.name).removeprefix("aten::")
+        if self.drawn > MOST:
+            self.unknown.add(name)
+            raise RuntimeError(f"more than {MOST} random numbers or tensors of them in a pass")
         constant = _CONSTANTS.get(name.removesuffix("_"))
         if name == "native_dropout":
             x: Tensor = args[0]

@@ -103,7 +103,7 @@ def test_the_part_runs_alone_where_the_whole_batch_does_not_show_its_rows(
 def test_the_part_runs_alone_where_its_rows_come_out_otherwise(sizes: list[int]) -> None:
     """Random numbers differ with the size; samples do not mix."""
     passes(Model(lambda h: h + torch.randn(len(h), E)))
-    assert sizes == [B, PART, PART, 1, *[B, 1, 4] * 2]
+    assert sizes == [B, PART, PART, 1, B, 4, 1, B, 4]
 
 
 def test_what_few_samples_change_is_looked_into(sizes: list[int]) -> None:
