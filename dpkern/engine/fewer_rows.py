@@ -95,7 +95,7 @@ class SizeCheck:
         return found
 
     def _with_constants(self, few: list[int], alone: Any, full: bool) -> UnsupportedModule | None:
-        self.whole = self._outputs(fresh(self.arguments))
+        self.whole = self._without_graph()
         return self._compared(few, alone, full)
 
     def _few(self) -> tuple[list[int], Any]:
@@ -119,7 +119,7 @@ class SizeCheck:
         return all(self._differs(few, self._alone(few)) for few in others)
 
     def _is_more_than_rounding(self, few: Sequence[int], alone: Any) -> bool:
-        moved = self._outputs(fresh(self.arguments), MovedProducts())  # type: ignore[no-untyped-call]
+        moved = self._without_graph(MovedProducts())  # type: ignore[no-untyped-call]
         pairs = _pairs(self.whole, moved, self.batch, self.batch)
         noises = [_largest(a.double() - b.double()) for a, b in pairs]
         if any(noise > _CHAOTIC * _largest(a) for noise, (a, _) in zip(noises, pairs, strict=True)):
@@ -144,6 +144,12 @@ class SizeCheck:
 
     def _alone(self, samples: Sequence[int]) -> Any:
         return self._outputs(fresh(taken_rows(self.arguments, self.batch, samples)))
+
+    def _without_graph(self, beside: AbstractContextManager[Any] | None = None) -> Any:
+        """Return the output on the whole batch; the graph of the user's own pass may be held."""
+        with torch.no_grad():
+            found = self._outputs(fresh(self.arguments), beside)
+        return self._outputs(fresh(self.arguments), beside) if found is None else found
 
     def _outputs(
         self, arguments: Arguments, beside: AbstractContextManager[Any] | None = None
