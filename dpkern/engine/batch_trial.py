@@ -54,7 +54,7 @@ class TrialBatch:
 
     @classmethod
     def all(cls, most: int, records: int) -> Iterator[TrialBatch]:
-        """The batches of a test, of up to ``most`` rows."""
+        """Yield the batches of a test, of up to ``most`` rows."""
         yield from cls.turned(records)
         for size in range(MULTIPLE, most + 1, MULTIPLE):
             yield from cls.of_size(size, records)
@@ -90,7 +90,7 @@ class TrialBatch:
 
     @classmethod
     def turned(cls, records: int) -> Iterator[TrialBatch]:
-        """The smallest batches in which every reference stands once in each of ``MULTIPLE`` places.
+        """Yield small batches in which each reference stands once in each of ``MULTIPLE`` places.
 
         A row's place in memory, up to a cache line of 64 bytes, is that of the row ``MULTIPLE``
         places further on.

@@ -66,7 +66,7 @@ class SizeCheck:
 
     def __post_init__(self) -> None:
         self._draws: AbstractContextManager[Any] = nullcontext()
-        """What passes run under."""
+        """The context of passes: constants in the place of random numbers, or none."""
 
     def error(self, *, full: bool) -> UnsupportedModule | None:
         """Return the error for outputs that depend on the number of samples; None if none do.
