@@ -194,6 +194,8 @@ class ForwardGuard:
                 self.look_at_numbers()
         if why is None and recording and self._uniform and self._tells_classes(args, kwargs):
             why = "classes"
+        if why == "changed":
+            self._sizes.clear()
         self._size = self._new_size(args, kwargs) if recording else None
         if why is None and self._size is not None:
             why = "size"

@@ -213,6 +213,36 @@ def test_rounding_is_no_finding(middle: Middle, accepted: int) -> None:
     assert passes(Between(middle), [64, 2, 33]) == accepted
 
 
+class Threshold(nn.Module):
+    """Scales in batches above a size that the loop may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.size = nn.Linear(E, E), nn.Linear(E, 3), 1000
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(above(self.size)(self.first(x)))
+        return output
+
+
+def test_a_number_that_changes_has_known_sizes_compared_again() -> None:
+    module = Threshold()
+    capture = Capture(module)
+    capture.attach()
+    try:
+        for size in (8, 16, 8, 16, 8):
+            capture.new_samples()
+            module(torch.randn(size, E))
+        module.size = 10
+        capture.new_samples()
+        module(torch.randn(8, E))
+        capture.new_samples()
+        with pytest.raises(UnsupportedModule, match="of another size"):
+            module(torch.randn(16, E))
+    finally:
+        capture.detach()
+
+
 def until(h: Tensor) -> Tensor:
     while torch.rand(1).item() < 0.5:
         h = h.tanh()
