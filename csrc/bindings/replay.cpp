@@ -130,32 +130,27 @@ class ReplayedStep final : public Taker {
   // Factors of all samples and weighted sums of what is held here, one clip group after another.
   // bounds, scales: of each group's norms, and from captured gradients to those that are clipped.
   // factored: by group, whether integers of one position are products of vectors of integers.
-  // Factors [groups, room] and norms [groups, room] are written where they are told, sums over all
-  // that their memory holds.
+  // first, last: the samples that are summed, of which 32 bits may not hold more.
+  // Factors [groups, room] and norms [groups, room] are written where they are told, of all samples
+  // with the first ones; sums over all that their memory holds.
   // Returns: how many of the first `records` samples have a norm that is not finite.
   std::int64_t close(const std::vector<double>& bounds, const std::vector<double>& scales,
                      bool automatic, const std::vector<bool>& factored, std::int64_t records,
                      std::int64_t room, std::uintptr_t factors_address,
-                     std::uintptr_t norms_address, std::uintptr_t sums_address,
-                     std::size_t sums_bytes) {
+                     std::uintptr_t norms_address, std::int64_t first, std::int64_t last,
+                     std::uintptr_t sums_address, std::size_t sums_bytes) {
     F* const factors = pointer<F>(factors_address);
-    double* const norms = pointer<double>(norms_address);
     const py::gil_scoped_release unlocked;
     std::memset(pointer<void>(sums_address), 0, sums_bytes);
-    for (std::size_t k = 0; k < groups_.size(); ++k) {
-      Group<F>& group = groups_[k];
-      look_up(group);
-      if (group.fresh != 0) take_fresh(group);
-      const std::int64_t start = static_cast<std::int64_t>(k) * room;
-      cpu::clip_factors<F>({group.norms, bounds.at(k), scales.at(k), automatic, factors + start,
-                            norms + start, batch_},
-                           threads_);
+    std::int64_t lost = 0;
+    if (first == 0) {
+      double* const norms = pointer<double>(norms_address);
+      lost = set_factors(bounds, scales, automatic, records, room, factors, norms);
     }
-    const std::int64_t lost = drop_lost(factors, norms, records, room);
     for (std::size_t k = 0; k < groups_.size(); ++k) {
       const F* const own = factors + static_cast<std::int64_t>(k) * room;
       if (exact_) {
-        add_integers(k, own, factored.at(k), pointer<std::int32_t>(sums_address));
+        add_integers(k, own, factored.at(k), first, last, pointer<std::int32_t>(sums_address));
       } else {
         add_floats(k, own, pointer<F>(sums_address));
       }
@@ -205,6 +200,22 @@ class ReplayedStep final : public Taker {
     cpu::explicit_norm<F>({values, squares_.at(group.squares.back()), batch_, sizes}, threads_);
   }
 
+  // Factors and norms of all samples, and how many records were lost.
+  std::int64_t set_factors(const std::vector<double>& bounds, const std::vector<double>& scales,
+                           bool automatic, std::int64_t records, std::int64_t room, F* factors,
+                           double* norms) {
+    for (std::size_t k = 0; k < groups_.size(); ++k) {
+      Group<F>& group = groups_[k];
+      look_up(group);
+      if (group.fresh != 0) take_fresh(group);
+      const std::int64_t start = static_cast<std::int64_t>(k) * room;
+      cpu::clip_factors<F>({group.norms, bounds.at(k), scales.at(k), automatic, factors + start,
+                            norms + start, batch_},
+                           threads_);
+    }
+    return drop_lost(factors, norms, records, room);
+  }
+
   // Count the samples with a norm that is not finite; they are dropped from every group.
   std::int64_t drop_lost(F* factors, const double* norms, std::int64_t records,
                          std::int64_t room) const {
@@ -241,12 +252,15 @@ class ReplayedStep final : public Taker {
     }
   }
 
-  void add_integers(std::size_t k, const F* factors, bool factored,
-                    std::int32_t* sums_begin) const {
+  // The integers of samples from `first` to `last`.
+  void add_integers(std::size_t k, const F* factors, bool factored, std::int64_t first,
+                    std::int64_t last, std::int32_t* sums_begin) const {
     const Group<F>& group = groups_[k];
     if (!group.values.empty()) {
+      std::vector<const F*> values = group.values;
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] += first * group.sizes[i];
       cpu::explicit_integer_sum<F>(
-          {group.values, factors, outs_from(group.outs, sums_begin), batch_, group.sizes},
+          {values, factors + first, outs_from(group.outs, sums_begin), last - first, group.sizes},
           threads_);
     }
     for (const Layer<F>& layer : layers_) {
@@ -254,9 +268,12 @@ class ReplayedStep final : public Taker {
       auto rounding = cpu::LinearRounding::kTruncate;
       if (layer.positions == 1 && factored) rounding = cpu::LinearRounding::kFactors;
       if (layer.integer_operands) rounding = cpu::LinearRounding::kOperands;
-      cpu::linear_integer_sum<F>({layer.a, layer.g, factors, sums_begin + layer.out, rounding,
-                                  batch_, layer.positions, layer.inputs, layer.outputs},
-                                 threads_);
+      const std::int64_t skipped = first * layer.positions;
+      cpu::linear_integer_sum<F>(
+          {layer.a + skipped * layer.inputs, layer.g + skipped * layer.outputs, factors + first,
+           sums_begin + layer.out, rounding, last - first, layer.positions, layer.inputs,
+           layer.outputs},
+          threads_);
     }
   }
 

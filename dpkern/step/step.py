@@ -248,7 +248,7 @@ class DPStep:
 
         Args:
             sums: those of the physical batch and of all before it in this step; if integers, in
-                int32, which holds any sum of so many samples.
+                int32 where that holds any sum of so many samples, and else in int64.
             samples: how many samples the batch has.
             nonfinite: how many of them were dropped.
             clipped_as: the release maps in front of which float sums were clipped.

@@ -149,14 +149,73 @@ def test_physical_batches_add_up_to_the_same_integers(sizes: Sequence[int]) -> N
         assert all(torch.equal(sums, expected) for sums in seen.sums)
 
 
-def test_sums_that_may_exceed_32_bits_become_wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Room for the samples of one physical batch, not of two.
-    monkeypatch.setattr(arithmetic, "most_samples", lambda plan: 5)
-    run = both(arithmetic="exact", max_physical_batch_size=4, steps=24)
-    assert run.replays > 1
+class Twice(Net):
+    """A layer that is used twice, whose gradients are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = True
+
+
+@pytest.mark.parametrize("make", [Net, Twice, Flat])
+@pytest.mark.parametrize("most", [1, 3, 5, 7, 8])
+def test_sums_that_may_exceed_32_bits_become_wider(
+    make: type[nn.Module], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "most_samples", lambda plan: most)
+    assert both(make=make, arithmetic="exact").reasons[-1] == ""
+    for size in (4, 3):  # physical batches, of which 32 bits hold one or none, or the last alone
+        run = both(make=make, arithmetic="exact", max_physical_batch_size=size, steps=24)
+        assert run.reasons[-1] == ""
+
+
+@pytest.mark.parametrize("cuts", [(2, 8), (6, 8), (2, 7, 8), (5, 8)])
+def test_wide_sums_leave_those_of_other_pieces_alone(
+    cuts: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arithmetic, "most_samples", lambda plan: 3)
-    run = both(arithmetic="exact", replays=False)
-    assert "32 bits" in run.reasons[-1] or "recorded" in run.reasons[-1]
+    found = {}
+    for replayed in (True, False):
+        run = loop(replayed, arithmetic="exact", loss_reduction="sum")
+        batches = run.batches()
+        for _ in range(6):
+            x, y = next(batches)
+            for first, last in zip((0, *cuts), cuts, strict=False):
+                F.cross_entropy(
+                    run.module(x[first:last]), y[first:last], reduction="sum"
+                ).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        assert (run.replays > 0) is replayed, run.engine.capture.program.reason
+        found[replayed] = run.weights
+    assert all(map(torch.equal, found[True], found[False]))
+
+
+MANY = 2**31 // M + 60
+"""Samples whose sum 32 bits cannot hold if each has its whole norm in one entry."""
+
+
+@pytest.mark.parametrize("size", [MANY, MANY - 40, MANY // 2])
+def test_sums_beyond_32_bits_are_right(size: int) -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(1e3 + x[:, 0, :1])
+            return out
+
+    run, seen = exact(True, make=One, rows=MANY, batch=MANY, max_physical_batch_size=size)
+    for _ in range(4):
+        for x, _ in run.loader:
+            run.optimizer.zero_grad()
+            run.module(x).sum().backward()
+            run.optimizer.step()
+    assert run.replays > 0
+    (total,) = seen.sums[-1].tolist()
+    assert total > 2**31
+    assert MANY * 0.999 * M < total <= MANY * M
 
 
 def test_a_program_that_aims_beyond_the_bound_is_caught(

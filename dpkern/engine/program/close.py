@@ -45,7 +45,8 @@ def _sum(step: DPStep, capture: Capture, flat: Flat) -> None:
     """Make the sums, and let the step have them."""
     run, before = capture.program.run, step.sums
     run.check_operands()
-    memory = flat.sums.first() if before is None else flat.sums.further()
+    wide = run.batch > flat.most_samples
+    memory = flat.sums.first(wide=wide) if before is None else flat.sums.further(wide=wide)
     memory.samples = capture.arrived_batch - capture.arrived_padded
     lost = flat.close(run, scale=capture.loss_factor(), records=memory.samples, memory=memory)
     joined = None if before is None else flat.sums.of(before)

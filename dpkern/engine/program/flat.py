@@ -33,6 +33,9 @@ from .sums import SumMemory, Sums, starts_of
 Groups = tuple[tuple[int, ...], ...]
 """The parameters of each clip group, by index."""
 
+Joined = list[tuple[int, PerSampleGradients]]
+"""Gradients of parameters that several uses share, by index."""
+
 
 class Flat:
     """Flat list of sites that a program replays.
@@ -165,7 +168,8 @@ class Flat:
             run: every site has its gradient.
             scale: what takes captured gradients to those of each sample's own loss.
             records: number of samples without the rows that fill the batch up.
-            memory: where the sums are written.
+            memory: where the sums are written; of 64 bits if they are integers of more samples
+                than 32 bits are sure to hold.
 
         Returns:
             How many samples were dropped, because their norm is not finite.
@@ -173,22 +177,45 @@ class Flat:
         joined = self._take_joined(run) if self._joined else None
         if scale != self._scaled[0]:
             self._scaled = scale, self._told(scale)
-        lost: int = self.calls.close(
-            *self._scaled[1], records, self.memory.room, *self._addresses, *memory.place
-        )
-        held, places = run.held, memory.tensors
-        if self._summed or joined:
-            with without_torch_function(), torch.no_grad():
-                adds = [partial(self.arithmetic.add, aim) for aim in self._aims]
-                for part in self._summed:
-                    group, place = self._group(part), places[part.slot.index]
-                    mine, factors = held[part.site.index], self.factors[group]
-                    part.site.add_sum(adds[group], part, factors, mine, place)
-                for index, gradients in joined or ():
-                    group = self.group_of[index]
-                    adds[group](gradients, self.factors[group], places[index])
-        held.clear()
+        place = (*self._scaled[1], records, self.memory.room, *self._addresses)
+        if self.batch <= self.most_samples:
+            lost: int = self.calls.close(*place, 0, self.batch, *memory.place)
+            if self._summed or joined:
+                self._add_others(run, joined, self.factors, memory)
+        else:
+            lost = self._close_wide(run, joined, place, memory)
+        run.held.clear()
         run.live = False  # what the calls point to is gone
+        return lost
+
+    def _add_others(
+        self, run: ReplayRun, joined: Joined | None, factors: Tensor, memory: SumMemory
+    ) -> None:
+        """Add what the calls do not hold to the sums."""
+        held, places = run.held, memory.tensors
+        with without_torch_function(), torch.no_grad():
+            adds = [partial(self.arithmetic.add, aim) for aim in self._aims]
+            for part in self._summed:
+                group, place = self._group(part), places[part.slot.index]
+                part.site.add_sum(adds[group], part, factors[group], held[part.site.index], place)
+            for index, gradients in joined or ():
+                group = self.group_of[index]
+                adds[group](gradients, factors[group], places[index])
+
+    def _close_wide(
+        self, run: ReplayRun, joined: Joined | None, place: tuple[Any, ...], memory: SumMemory
+    ) -> int:
+        """Make integer sums of more samples than 32 bits are sure to hold, a part at a time."""
+        lost, most, narrow = 0, int(self.most_samples), self.sums.further()
+        memory.whole.zero_()
+        for first in range(0, self.batch, most):
+            last = min(first + most, self.batch)
+            lost += self.calls.close(*place, first, last, *narrow.place)
+            if self._summed or joined:
+                chosen = torch.zeros_like(self.factors)
+                chosen[:, first:last] = self.factors[:, first:last]
+                self._add_others(run, joined, chosen, narrow)
+            memory.whole.add_(narrow.whole)
         return lost
 
     def _told(self, scale: float) -> tuple[Any, ...]:
@@ -198,7 +225,7 @@ class Flat:
         bounds, scales = [aim.bound for aim in aims], [scale / aim.unit for aim in aims]
         return bounds, scales, automatic, [aim.factored for aim in aims]
 
-    def _take_joined(self, run: ReplayRun) -> list[tuple[int, PerSampleGradients]]:
+    def _take_joined(self, run: ReplayRun) -> Joined:
         """Join the gradients of shared parameters; return those that are no rows, by index."""
         found = []
         self._squares = []

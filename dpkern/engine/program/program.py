@@ -335,8 +335,6 @@ class Program:
         why = "" if direct.runs_compiled() else direct.why_not()
         if not why and plan is not flat.closed_plan:
             why = self._refused_close(flat, plan)
-        if not why and run.batch > flat.most_samples:
-            why = "a batch whose integers may exceed 32 bits"
         if not why and not flat.releases.are_of(plan):
             why = "another release than in the backward pass"
         if why:

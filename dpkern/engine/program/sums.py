@@ -44,31 +44,43 @@ class SumMemory:
 
 
 class Sums:
-    """Memory for the step's sums, and for those of another physical batch of the same step."""
+    """Memory for the step's sums, and for those of another physical batch of the same step.
+
+    Integers of more samples than 32 bits are sure to hold have memory of 64 bits.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
         self._shapes = shapes
         self._dtype = dtype
         self._first: SumMemory | None = None
         self._further: SumMemory | None = None
+        self._wide: SumMemory | None = None
 
-    def first(self) -> SumMemory:
+    def first(self, *, wide: bool = False) -> SumMemory:
         """Return memory for the first physical batch of a step, whose sums replace all in it."""
+        if wide:
+            if self._wide is None:
+                self._wide = SumMemory(self._shapes, torch.int64)
+            return self._wide
         if self._first is None:
             self._first = SumMemory(self._shapes, self._dtype)
         return self._first
 
-    def further(self) -> SumMemory:
+    def further(self, *, wide: bool = False) -> SumMemory:
         """Return memory for another physical batch of the step, whose sums replace all in it."""
+        if wide:
+            return SumMemory(self._shapes, torch.int64)
         if self._further is None:
             self._further = SumMemory(self._shapes, self._dtype)
         return self._further
 
     def of(self, tensors: object) -> SumMemory | None:
         """Return the memory of a step's unfinished sums, or None if it is not ours."""
-        mine = self._first
-        return mine if mine is not None and tensors is mine.tensors else None
+        for mine in (self._first, self._wide):
+            if mine is not None and tensors is mine.tensors:
+                return mine
+        return None
 
     def give_away(self) -> None:
         """Leave the memory to a holder of the step's sums; the next step allocates its own."""
-        self._first = None
+        self._first = self._wide = None
