@@ -23,9 +23,10 @@ F* data(const View& view) {
   return static_cast<F*>(view.data);
 }
 
-// Whether the products of this run are the compiled ones.
+// Whether the products of this use are the compiled ones.
 bool own_products(PyObject* run, const Use& use) {
-  return PySet_Contains(known.own_products.of(run), use.dtype.ptr()) == 1;
+  PyObject* const most = PyDict_GetItemWithError(known.own_products.of(run), use.dtype.ptr());
+  return most != nullptr && use.inputs * use.outputs <= PyLong_AsLongLong(most);
 }
 
 // Note on the node what its backward pass needs; false with an error.

@@ -320,7 +320,8 @@ def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[Operation
             made = _agree(batches, [operation.made for operation in each])
             if made is None:
                 continue  # nothing that belongs to records one by one
-            word: Word = "proved" if each[0].ours and name in PROVED else "tested"
+            ours = all(operation.ours for operation in each)
+            word: Word = "proved" if ours and name in PROVED else "tested"
             if failed and read is not False and not made:
                 word = "not invariant"
             words[name] = min(words.get(name, "proved"), word, key=_ORDER.index)

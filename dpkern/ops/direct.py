@@ -16,6 +16,7 @@ import torch
 from ..base import dispatch
 from .backends._direct import connect
 from .backends._extension import compiled, isa, load_extension, threads
+from .backends._product import is_own as is_own_product
 from .backends._product import own as own_products
 from .backends._structs import BYTES, drawn_noise
 
@@ -132,6 +133,7 @@ __all__ = [
     "BYTES",
     "contiguous",
     "drawn_noise",
+    "is_own_product",
     "kernel",
     "look",
     "own_products",

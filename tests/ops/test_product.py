@@ -102,18 +102,32 @@ def test_both_choices_train_alike() -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-12, atol=1e-14)
 
 
-def test_narrow_instructions_leave_products_to_the_library() -> None:
-    from dpkern.ops.backends import cpu
+def test_narrow_instructions_leave_large_products_to_the_library() -> None:
+    from dpkern.ops.backends import _product, cpu
 
     for isa in testing.available_isas():
         with testing.isa(isa):
-            own = cpu._product.own()
-            assert not own or isa.startswith("avx512") or isa == "amx"
-            assert isa != "amx" or torch.float32 in own
+            own = _product.own()
+            large = _product.is_own(torch.float32, 1025)
+            assert not large or isa.startswith("avx512") or isa == "amx"
+            assert large or isa != "amx"
+            assert _product.is_own(torch.float32, 1024) is (isa != "baseline")
             for wanted in (True, False):
                 with cpu.use_own_products(wanted):
-                    assert (torch.float64 in cpu._product.own()) is wanted
-            assert cpu._product.own() == own
+                    for weights in (0, 1, 1 << 40):
+                        assert _product.is_own(torch.float64, weights) is wanted
+            assert _product.own() == own
+
+
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
+    """Small products are the compiled kernel's whatever the number of rows."""
+    if testing.available_isas()[-1] == "baseline":
+        pytest.skip("the library multiplies")
+    for inner, columns in ((20, 32), (1, 1024), (1024, 1), (31, 33)):
+        x, w, bias = torch.randn(301, inner), torch.randn(inner, columns), torch.randn(columns)
+        whole = product.matmul(x, w, bias)
+        for first, last in ((0, 1), (1, 6), (7, 71), (300, 301)):
+            assert torch.equal(product.matmul(x[first:last].clone(), w, bias), whole[first:last])
 
 
 needs_tiles = pytest.mark.skipif(

@@ -58,6 +58,7 @@ class LinearSite(OperandSite):
             raise NotReplayed("gradients of one position are kept")
         self.integer_operands = direct.rounds_operands(self.positions, self.inputs, self.outputs)
         self.product = direct.kernel("matmul", self.dtype)
+        self.weights = self.plain_weight.numel()
         self.sum_positions = direct.kernel("sum_positions", self.dtype)
         self.turned = self.plain_weight.t()
         self.weight_address = address(self.plain_weight)
@@ -189,7 +190,7 @@ def _gradient(
         written_since()
     if not run.live or not g.is_contiguous():
         return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
-    if site.dtype in run.own_products:
+    if site.weights <= run.own_products.get(site.dtype, -1):
         gx = _empty(site.shape, dtype=site.dtype)
         rows, inputs, outputs = site.sizes
         site.product(
@@ -213,7 +214,7 @@ class _ReplayedLinear(torch.autograd.Function):
         ctx.version = site.plain_weight._version
         if not x.is_contiguous():
             return fresh(F.linear(x, site.plain_weight, site.plain_bias))
-        if site.dtype in run.own_products:
+        if site.weights <= run.own_products.get(site.dtype, -1):
             out = _empty(site.out_shape, dtype=site.dtype)
             weight, bias = site.weight_address, address(site.plain_bias)
             site.product(x.data_ptr(), weight, True, bias, out.data_ptr(), *site.sizes, run.threads)

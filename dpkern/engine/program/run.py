@@ -6,7 +6,7 @@ path as if it had been recorded from its first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -57,7 +57,7 @@ class ReplayRun:
         self.batch = batch
         self.padded = program.capture.padded if sites else 0
         self.threads = 1
-        self.own_products: frozenset[torch.dtype] = frozenset()
+        self.own_products: Mapping[torch.dtype, int] = {}
         self.cursor = 0
         self.task: int | None = None
         self.live = bool(sites)

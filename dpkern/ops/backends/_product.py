@@ -3,12 +3,14 @@
 The library (MKL) keeps its AVX-512 products to Intel's processors. On others with these
 instructions the kernel is about twice as fast. Processors with AMX multiply float32 numbers by
 tiles of bfloat16 numbers (csrc/cpu/product_bfloat.cpp), in 0.6 to 0.8 of the library's time.
-Everywhere else the library is faster.
+Everywhere else the library is faster, but for small products, which take less time than its call.
+The size of the matrix of weights decides, so that rows get the same bits in every number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,20 +23,26 @@ from ...base.schema import BoundCall
 from ._extension import ISAS
 from ._extension import compiled as extension
 
-Dtypes = frozenset[torch.dtype]
+Largest = Mapping[torch.dtype, int]
+"""The most weights of a matrix whose products run in the compiled kernel, by dtype."""
+
+_SMALL = 1024
+_ALL: Largest = dict.fromkeys(FLOATS, sys.maxsize)
+_NONE: Largest = {}
 
 _chosen: bool | None = None
 """The choice of ``use_own``."""
 
 
 @cache
-def _faster(isa: int) -> Dtypes:
-    """Return of which dtypes the compiled kernel's products are faster with these instructions."""
+def _faster(isa: int) -> Largest:
+    """Return up to which size the compiled kernel's products are faster with these instructions."""
+    few: Largest = dict.fromkeys(FLOATS, _SMALL) if ISAS[isa] != "baseline" else _NONE
     if ISAS[isa] == "amx" and extension().is_intel():
-        return frozenset((torch.float32,))
+        return {**few, torch.float32: sys.maxsize}
     mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     wide = ISAS[isa].startswith("avx512") or ISAS[isa] == "amx"
-    return frozenset(FLOATS if wide and mkl and not extension().is_intel() else ())
+    return _ALL if wide and mkl and not extension().is_intel() else few
 
 
 @cache
@@ -43,11 +51,16 @@ def _isa() -> Callable[[], int]:
     return found
 
 
-def own() -> Dtypes:
-    """Return of which dtypes products run in the compiled kernel."""
+def own() -> Largest:
+    """Return the most weights of matrices whose products run in the compiled kernel."""
     if _chosen is None:
         return _faster(_isa()())
-    return frozenset(FLOATS if _chosen else ())
+    return _ALL if _chosen else _NONE
+
+
+def is_own(dtype: torch.dtype, weights: int) -> bool:
+    """Whether products with a matrix of so many weights run in the compiled kernel."""
+    return weights <= own().get(dtype, -1)
 
 
 @contextmanager
@@ -66,13 +79,14 @@ def matmul(compiled: Kernel) -> Kernel:
 
     def run(bound: BoundCall) -> Any:
         x, w, bias = bound.args
-        if x.dtype in own():
+        if is_own(x.dtype, w.numel()):
             return compiled.run(bound)
         with torch.no_grad():
             return x @ w if bias is None else torch.addmm(bias, x, w)
 
     def direct(*args: Any, **kwargs: Any) -> Any:
-        if compiled.direct is not None and args and getattr(args[0], "dtype", None) in own():
+        usual = len(args) > 1 and all(isinstance(each, torch.Tensor) for each in args[:2])
+        if usual and compiled.direct is not None and is_own(args[0].dtype, args[1].numel()):
             return compiled.direct(*args, **kwargs)
         return NotImplemented
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -119,7 +120,7 @@ def build_config() -> dict[str, Any]:
     config["native"] = True
     config["detected_isa"] = ISAS[config["detected_isa"]]
     config["isa"] = isa()
-    config["products"] = "dpkern" if torch.float32 in _product.own() else "torch"
+    config["products"] = "dpkern" if _product.is_own(torch.float32, sys.maxsize) else "torch"
     return config
 
 
