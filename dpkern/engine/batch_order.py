@@ -93,7 +93,7 @@ class BatchOrder:
         Raises:
             PrivacyError: gradients of an earlier batch are pending.
         """
-        waits = self.capture.captured or (
+        waits = self.capture.arrived_from is not None or (
             batch.first and not self._pending and self.step.unfinished
         )
         if waits and self.boundary.trains_here:
@@ -150,7 +150,7 @@ class BatchOrder:
         self.boundary.current = None
 
     def _begin(self, batch: int, first: bool, final: bool) -> None:
-        if self.capture.captured or (first and self.step.unfinished):
+        if self.capture.arrived_from is not None or (first and self.step.unfinished):
             raise _pending_gradients()
         if self._waiting:
             self.boundary.check_finished()

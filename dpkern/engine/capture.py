@@ -114,6 +114,8 @@ class Capture:
         """Factor on the loss (of a gradient scaler), which is divided out of the gradients."""
         self.closed_batches = 0
         """Batches whose gradients were clipped and summed."""
+        self.arrived_from: int | None = None
+        """The number of the batch whose gradients arrived; None if nothing did."""
         self.arrived_batch = 0
         """Number of samples that the captured gradients belong to."""
         self.arrived_padded = 0
@@ -160,11 +162,11 @@ class Capture:
         self.tested: StaysAsTested | None = None
         """Watches that steps stay what was tested."""
         self._ticket = 0
-        self._admitted: int | None = None
         self._public = False
         self._skipped = False
         self._gathered = GatheredRows()
-        self._attached = False
+        self.attached = False
+        """Whether the parameters are private."""
         self.guard = ForwardGuard(self)
         """The guard that probes forward passes and watches the module's state."""
         self.passes = ForwardPasses(self)
@@ -178,12 +180,7 @@ class Capture:
     @property
     def watching(self) -> bool:
         """Whether uses are captured now."""
-        return self._attached and not self._public and not self._skipped and not self.guard.running
-
-    @property
-    def attached(self) -> bool:
-        """Whether the parameters are private."""
-        return self._attached
+        return self.attached and not self._public and not self._skipped and not self.guard.running
 
     @property
     def records(self) -> int:
@@ -201,18 +198,13 @@ class Capture:
         return self._public
 
     @property
-    def arrived_from(self) -> int | None:
-        """The number of the batch whose gradients arrived; None if nothing did."""
-        return self._admitted
-
-    @property
     def captured(self) -> bool:
         """Whether anything arrived for the current samples."""
-        return self._admitted is not None
+        return self.arrived_from is not None
 
     def attach(self) -> None:
         """Make the parameters private; calling it twice changes nothing."""
-        if self._attached:
+        if self.attached:
             return
         # The probe and the backward pass read the same graph, so compiled parts keep its buffers.
         compiler_config.donated_buffer = False
@@ -222,12 +214,12 @@ class Capture:
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
-        self._attached = True
+        self.attached = True
         self.passes.attach()
 
     def detach(self) -> None:
         """Make the parameters ordinary again and forget what was captured."""
-        self._attached = False
+        self.attached = False
         self.passes.detach()
         self.discard()
         for slot in self.slots:
@@ -241,7 +233,7 @@ class Capture:
         Raises:
             PrivacyError: gradients of the samples before are pending.
         """
-        if self.captured:
+        if self.arrived_from is not None:
             raise PrivacyError(
                 "data_loader",
                 expected="optimizer.step() between batches",
@@ -276,7 +268,7 @@ class Capture:
 
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
-        if self.recorded or self.mean_undone or self._admitted is not None:
+        if self.recorded or self.mean_undone or self.arrived_from is not None:
             self.discard_samples()
         self.public_gradients.clear()
 
@@ -292,7 +284,7 @@ class Capture:
             self.expressions.clear()
         self.budget.used = 0
         self.early = None
-        self._admitted = None
+        self.arrived_from = None
         self.mean_undone = False
         self.verification.unverified.clear()
 
@@ -400,7 +392,7 @@ class Capture:
             PrivacyError: it is one, or the backward pass began at a tensor that is not a loss of
                 the module's outputs.
         """
-        expected = self._ticket if self.handed_out else self._admitted
+        expected = self._ticket if self.handed_out else self.arrived_from
         if expected is not None and use.batch_id != expected:
             if self.boundary is not None and self.boundary.in_pieces:
                 raise self.boundary.earlier_piece(use.names)
@@ -421,9 +413,9 @@ class Capture:
                 "loss itself. Terms computed otherwise, one for each sample, pass through "
                 "engine.adopt(terms).",
             )
-        if self._admitted is None and self.before_arrivals is not None:
+        if self.arrived_from is None and self.before_arrivals is not None:
             self.before_arrivals()
-        self._admitted = use.batch_id
+        self.arrived_from = use.batch_id
         self.arrived_batch, self.arrived_padded = use.batch, use.padded
         self.verification.note_arrival(use, g)
 
@@ -436,7 +428,7 @@ class Capture:
             site: the place of the use.
         """
         known, boundary = self.verification, self.boundary
-        expected = self._ticket if self.handed_out else self._admitted
+        expected = self._ticket if self.handed_out else self.arrived_from
         usual = (
             known.probe is None
             and site in known.sites
@@ -446,9 +438,9 @@ class Capture:
         )
         if not usual:
             return False
-        if self._admitted is None and self.before_arrivals is not None:
+        if self.arrived_from is None and self.before_arrivals is not None:
             self.before_arrivals()
-        self._admitted = batch_id
+        self.arrived_from = batch_id
         self.arrived_batch, self.arrived_padded = batch, padded
         return True
 
@@ -550,7 +542,7 @@ class Capture:
 
         All passes of the same samples do, or none. Narrow losses cannot hold every number.
         """
-        if not self.captured:
+        if self.arrived_from is None:
             mean = self.unscaled and self.loss_reduction == "mean" and not self.has_half
             for loss in losses:
                 mean = mean and loss.dtype in _WIDE

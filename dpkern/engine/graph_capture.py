@@ -104,7 +104,8 @@ class GraphCapture:
 
         A compiled pass that gets none runs uncompiled.
         """
-        if not (in_compiled_call() or self._has_compiled_parts()):
+        plain = self._parts.get(self.capture.guard.occasion) is False
+        if (plain or not self._has_compiled_parts()) and not in_compiled_call():
             return
         self._compiled, self.inside, self.outside = True, 0, 0
         self._met = self.capture.program.met

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.compiler import is_dynamo_compiling
 
-from .uncompiled import no_graph_begins_with, uncompiled
+from .uncompiled import breaks_graphs, uncompiled
 
 
 class Hook:
@@ -17,9 +16,10 @@ class Hook:
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
+    @breaks_graphs
     def __call__(self, *args: Any) -> Any:
         """Call it: the engine's own work is no part of a compiled module."""
-        if not is_dynamo_compiling() and get_eval_frame_callback() is None:
+        if get_eval_frame_callback() is None:
             return self.call(*args)  # as ``uncompiled`` does, with fewer calls
         return self._outside(*args)
 
@@ -29,9 +29,6 @@ class Hook:
 
     def __reduce__(self) -> Any:
         return _no_hook, ()
-
-
-no_graph_begins_with(Hook.__call__)
 
 
 def _no_hook() -> Callable[..., None]:

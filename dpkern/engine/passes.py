@@ -183,7 +183,7 @@ class ForwardPasses:
         if torch.is_grad_enabled() and not capture._public:
             # Uses within reentrant checkpoints show only in the backward pass.
             known = capture.verification
-            needed = capture.watching and (bool(known.fresh) or known.watch_input)
+            needed = (bool(known.fresh) or known.watch_input) and capture.watching
             if needed or capture.any_rank is not None:
                 capture.verify(output, idle=not needed)
         made = output

@@ -38,6 +38,16 @@ def no_graph_begins_with(function: Function) -> None:
     set_code_exec_strategy(function.__code__, _ALONE)
 
 
+def breaks_graphs(function: Function) -> Function:
+    """Mark a function that no graph begins with and none holds: they break where it is called.
+
+    It runs then, and what it calls may be compiled: it has to ask whether the compiler is at work.
+    """
+    no_graph_begins_with(function)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 def uncompiled(function: Function) -> Function:
     """Return the function such that ``torch.compile`` breaks its graphs at it.
 

@@ -216,7 +216,7 @@ class Program:
             return "a use that no program takes in front of the others"
         if not flat.keys <= known.sites:
             return "uses that no probe has seen"
-        if capture._admitted is not None:
+        if capture.arrived_from is not None:
             return "gradients of earlier samples"
         if capture.graphs.is_dry:
             return "uses are noted for compiled graphs"
@@ -229,7 +229,8 @@ class Program:
 
     def begin(self) -> ReplayRun:
         """Begin the run of the samples that enter now, and return it."""
-        self.retire()
+        if self.run.live:
+            self.retire()
         capture, flat = self.capture, self.flat
         ticket, batch = capture._ticket, capture.batch or 0
         if flat is None or not self.enabled:
@@ -281,9 +282,10 @@ class Program:
 
     def next_samples(self) -> None:
         """Prepare for other samples; pending gradients are passed to the recorded path."""
-        if self.run.live and self.run.order:
-            self.abandon("another pass before the step")
-        self.retire()
+        if self.run.live:
+            if self.run.order:
+                self.abandon("another pass before the step")
+            self.retire()
 
     def abandon(self, reason: str) -> None:
         """Pass the uses and gradients of the run to the recorded path, in their order.
