@@ -183,4 +183,7 @@ def _moves_nothing(func: Any) -> bool:
 def _runs_compiled(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if op.backend_of(*args, **kwargs) != "cpu":
         return False
-    return op.name != "product.matmul" or direct.is_own_product(args[0].dtype, args[1].numel())
+    if op.name != "product.matmul":
+        return True
+    x, w = (args[i] if len(args) > i else kwargs[name] for i, name in enumerate(("x", "w")))
+    return direct.is_own_product(x.dtype, w.numel())

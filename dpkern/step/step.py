@@ -177,6 +177,11 @@ class DPStep:
         return self._sums is not None
 
     @property
+    def added(self) -> int:
+        """Number of samples that have been added and that ``finish`` has not released."""
+        return self._added
+
+    @property
     def optimizer(self) -> update.Rule | None:
         """The rule that ``finish`` applies."""
         return self._optimizer

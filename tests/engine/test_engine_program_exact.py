@@ -195,18 +195,40 @@ MANY = 2**31 // M + 60
 """Samples whose sum 32 bits cannot hold if each has its whole norm in one entry."""
 
 
+class OneEntry(nn.Module):
+    """A layer of one weight, to which all samples have large gradients of one sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(1e3 + x[:, 0, :1])
+        return out
+
+
+def test_samples_of_recorded_batches_between_replayed_ones_count() -> None:
+    found = {}
+    for replayed in (True, False):
+        options: dict[str, Any] = {"rows": MANY, "batch": MANY, "arithmetic": "exact"}
+        options |= {"max_physical_batch_size": MANY // 3 + 1, "noise_multiplier": SIGMA}
+        run = loop(replayed, make=OneEntry, loss_reduction="sum", **options)
+        program = run.engine.capture.program
+        for step in range(5):
+            for piece, (x, _) in enumerate(run.loader):
+                program.enabled = replayed and (step < 3 or piece != 1)
+                run.optimizer.zero_grad()
+                run.module(x).sum().backward()
+                run.optimizer.step()
+                if step == 4:
+                    assert (program.reason == "") is (replayed and piece != 1)
+        found[replayed] = run.weights
+    assert all(map(torch.equal, found[True], found[False]))
+
+
 @pytest.mark.parametrize("size", [MANY, MANY - 40, MANY // 2])
 def test_sums_beyond_32_bits_are_right(size: int) -> None:
-    class One(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(1, 1, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(1e3 + x[:, 0, :1])
-            return out
-
-    run, seen = exact(True, make=One, rows=MANY, batch=MANY, max_physical_batch_size=size)
+    run, seen = exact(True, make=OneEntry, rows=MANY, batch=MANY, max_physical_batch_size=size)
     for _ in range(4):
         for x, _ in run.loader:
             run.optimizer.zero_grad()

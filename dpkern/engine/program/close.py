@@ -62,7 +62,8 @@ def _hand_over(
     none.
     """
     samples, plan = memory.samples, step.plan
-    if joined is not None and joined.samples + samples > flat.most_samples:
+    # The recorded path may have added samples to the same memory.
+    if joined is not None and step.added + samples > flat.most_samples:
         joined = None
     exact = flat.arithmetic.exact
     finite = exact or flat.calls.is_finite(memory.address, memory.size)
@@ -77,7 +78,6 @@ def _hand_over(
     if joined is not None:
         with torch.no_grad():
             joined.whole.add_(memory.whole)
-        joined.samples += samples
         memory = joined
     seen = None if exact else flat.releases.seen
     step.adopt(memory.tensors, samples=samples, nonfinite=lost, clipped_as=seen)

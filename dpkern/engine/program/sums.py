@@ -40,7 +40,7 @@ class SumMemory:
         self.place = self.address, self.whole.nbytes
         """The beginning of all of it, and its bytes."""
         self.samples = 0
-        """Number of samples whose gradients were added."""
+        """Number of samples whose gradients were made last."""
 
 
 class Sums:
