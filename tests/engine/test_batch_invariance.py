@@ -20,8 +20,8 @@ from dpkern.engine.batch_trial import TrialBatch
 from dpkern.engine.clip_norms import L1Normed, NormedGradients
 from dpkern.engine.layers.expression import Expression
 from dpkern.engine.per_sample_gradients import ExplicitGradients
-from dpkern.engine.row_bits import checksums
-from dpkern.ops import direct
+from dpkern.engine.row_bits import _runs_compiled, checksums
+from dpkern.ops import direct, product
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
 from dpkern.privacy.accounting import Ledger
@@ -442,6 +442,14 @@ def test_other_products_are_named_where_the_librarys_may_be_the_reason(own: bool
         found = made.test(x, y, nn.CrossEntropyLoss())
     assert found.word == "not invariant"
     assert ("use_own_products(True)" in str(found)) is not own
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whose_product_it_is_follows_from_the_factors_however_they_are_named(own: bool) -> None:
+    x, w = torch.ones(3, 5), torch.ones(5, 2)
+    with cpu.use_own_products(own):
+        for args, named in (((x, w), {}), ((x,), {"w": w}), ((), {"x": x, "w": w})):
+            assert _runs_compiled(product.matmul, args, named) is own
 
 
 def test_a_summed_loss_needs_nothing_undone() -> None:
