@@ -7,14 +7,16 @@ nothing to a sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..base.dispatch import availability
 from ..base.errors import UnsupportedModule
+from ..ops import direct
 from .provenance.leaves import nodes_of
 from .replaced_rows import mapped, tensors_of
 from .uses import CapturedOp
@@ -138,6 +140,11 @@ def loss_pattern(loss: Tensor, outputs: Collection[Any]) -> tuple[str, ...]:
     return tuple(sorted(name for name in (node.name() for node in nodes) if name != _ALIAS))
 
 
+def _products() -> Mapping[torch.dtype, int]:
+    """Return which matrix products are dpkern's now."""
+    return direct.own_products() if availability("cpu")[0] else {}
+
+
 class StaysAsTested:
     """Watches that the steps of a run are those that a test of batch invariance was about.
 
@@ -160,6 +167,7 @@ class StaysAsTested:
     ) -> None:
         self.capture, self.pattern = capture, pattern
         self.rows, self.threads = rows, threads
+        self._products = _products()
         self._leave: Callable[[str], None] | None = leave
         self._seen, self._batch_id = UsePattern(), -1
 
@@ -200,6 +208,8 @@ class StaysAsTested:
             return "a larger physical batch"
         if torch.get_num_threads() != self.threads:
             return f"{torch.get_num_threads()} threads"
+        if _products() != self._products:
+            return "other matrix products (use_own_products)"
         if modes_of(capture.module) != self.pattern.modes:
             return "other modes of training and evaluation"
         if self._seen.uses != self.pattern.uses:

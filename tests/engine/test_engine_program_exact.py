@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -288,7 +289,7 @@ def _stays_tested() -> None:
     assert words[True] == words[False]
 
 
-@pytest.mark.parametrize("change", ["another loss", "another shape", "other modes"])
+@pytest.mark.parametrize("change", ["another loss", "another shape", "other modes", "products"])
 def test_replayed_steps_that_are_no_longer_what_was_tested_say_so(change: str) -> None:
     notes = {}
     for replayed in (True, False):
@@ -300,9 +301,10 @@ def test_replayed_steps_that_are_no_longer_what_was_tested_say_so(change: str) -
             run.losses = 2
         elif change == "another shape":
             run.module.skips = True
-        else:
+        elif change == "other modes":
             run.module.eval()
-        run.train(1)
+        with cpu.use_own_products(False) if change == "products" else nullcontext():
+            run.train(1)
         notes[replayed] = run.engine.step.certify(1e-5).notes
         assert any("other steps" in note for note in notes[replayed])
     assert notes[True] == notes[False]
