@@ -24,6 +24,7 @@ using exact::Samples;
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 constexpr std::int64_t kNarrow = 32;         // inputs or outputs that fill tiles of bytes
 constexpr std::int64_t kGrain = 8;           // pairs that a thread rounds at a time
+constexpr std::int64_t kNear = 1 << 14;      // integers that stay in the first cache
 
 // out += the integers of a block of samples.
 template <class F, int kBytes, bool kVnni>
@@ -43,15 +44,27 @@ struct Product {
   DPK_INLINE void pack(std::int64_t begin, std::int64_t end, std::int32_t* g,
                        std::int32_t* a) const {
     const std::int64_t wide = column_panels() * T::kColumns, tall = row_panels() * T::kRows;
-    std::int16_t* const rows = scratch<std::int16_t, 0>(2 * (wide + tall));
-    for (std::int64_t pair = begin; pair < end; ++pair) {
-      std::fill_n(rows, 2 * (wide + tall), std::int16_t{0});
-      for (std::int64_t i = 0; i < 2 && 2 * pair + i < samples.count; ++i) {
-        samples.round(2 * pair + i, rows + i * wide, rows + 2 * wide + i * tall);
+    constexpr std::int64_t kMost = Samples<F>::kTogether / 2;
+    const std::int64_t together =
+        std::clamp<std::int64_t>(kNear / (2 * (wide + tall)), 1, std::min(kMost, end - begin));
+    std::int16_t* const inputs = scratch<std::int16_t, 0>(2 * together * (wide + tall));
+    std::int16_t* const outputs = inputs + 2 * together * wide;
+    std::fill_n(inputs, 2 * together * (wide + tall), std::int16_t{0});
+    for (std::int64_t first = begin; first < end; first += together) {
+      const std::int64_t pairs = std::min(together, end - first);
+      const Range numbers{2 * first, std::min(samples.count, 2 * (first + pairs))};
+      if (numbers.end - numbers.begin < 2 * pairs) {  // the last has no partner
+        std::fill_n(inputs + (2 * pairs - 1) * wide, wide, std::int16_t{0});
+        std::fill_n(outputs + (2 * pairs - 1) * tall, tall, std::int16_t{0});
       }
-      pack_pair<T::kColumns>(rows, rows + wide, wide, column_panel(), a + pair * T::kColumns);
-      pack_pair<T::kRows>(rows + 2 * wide, rows + 2 * wide + tall, tall, row_panel(),
-                          g + pair * T::kRows);
+      samples.round(numbers, inputs, wide, outputs, tall);
+      for (std::int64_t i = 0; i < pairs; ++i) {
+        const std::int16_t *const row = inputs + 2 * i * wide, *const column =
+                                                                   outputs + 2 * i * tall;
+        pack_pair<T::kColumns>(row, row + wide, wide, column_panel(),
+                               a + (first + i) * T::kColumns);
+        pack_pair<T::kRows>(column, column + tall, tall, row_panel(), g + (first + i) * T::kRows);
+      }
     }
   }
 

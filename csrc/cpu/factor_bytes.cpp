@@ -200,6 +200,14 @@ DPK_AMX void add_products(const Operand& left, const Operand& right, const Linea
   }
 }
 
+// The integers of a group: rows of inputs, then rows of output gradients.
+template <class F>
+DPK_AVX512 void round_group(const Samples<F>& samples, Range numbers, std::int16_t* rows,
+                            std::int64_t wide, std::int64_t tall) {
+  if (numbers.begin >= numbers.end) return;
+  samples.round(numbers, rows, wide, rows + kGroup * wide, tall);
+}
+
 DPK_AMX void pack_group(const Operand& left, const Operand& right,
                         const std::int16_t* const inputs[kGroup],
                         const std::int16_t* const outputs[kGroup], std::int64_t group) {
@@ -228,11 +236,8 @@ void add_by_bytes(const Samples<F>& samples, std::int32_t* out, int threads) {
         }
         for (std::int64_t group = begin; group < end; ++group) {
           std::fill_n(rows, kGroup * (wide + tall), std::int16_t{0});
-          for (std::int64_t i = 0; i < kGroup; ++i) {
-            const std::int64_t sample = group * kGroup + i;
-            if (sample >= samples.count) break;
-            samples.round(sample, rows + i * wide, rows + kGroup * wide + i * tall);
-          }
+          const Range numbers{group * kGroup, std::min(samples.count, (group + 1) * kGroup)};
+          round_group(samples, numbers, rows, wide, tall);
           pack_group(left, right, inputs, outputs, group);
         }
       });

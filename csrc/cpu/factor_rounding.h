@@ -11,6 +11,7 @@
 #include "cpu/ghost_linear.h"
 #include "cpu/isa.h"
 #include "cpu/panels.h"
+#include "cpu/parallel.h"
 
 namespace dpkern::cpu::exact {
 
@@ -28,65 +29,48 @@ constexpr double kSkew = 0x1p-3;  // of the shorter vector's norm and the root o
 template <class F>
 constexpr F kOrigin = std::is_same_v<F, float> ? F(0x1.8p23) : F(0x1.8p52);
 
-// One of the two vectors of a sample, and its integers.
+// Makes the integers nearest to scale x, entries below 2^15; the sum of their squares.
 template <class F>
-struct Row {
-  const F* x;
-  std::int64_t count;
-  std::int16_t* to;
+DPK_INLINE inline std::int64_t round_row(const F* x, std::int64_t count, F scale,
+                                         std::int16_t* to) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const F whole = (scale * x[i] + kOrigin<F>)-kOrigin<F>;
+    to[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(whole));
+  }
+  std::int32_t total = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    total += static_cast<std::int32_t>(to[i]) * static_cast<std::int32_t>(to[i]);
+  }
+  return total;
+}
 
-  double square() const {
-    double sum = 0;
-    versioned([&]() DPK_INLINE { sum = square_of(x, count); });
-    return sum;
-  }
-  // Makes the integers nearest to scale x, entries below 2^15; the sum of their squares.
-  std::int64_t round(F scale) const {
-    std::int32_t sum = 0;
-    versioned([&]() DPK_INLINE {
-      const F* const from = x;
-      std::int16_t* const rounded = to;
-      const std::int64_t n = count;
-      const F s = scale;
-      for (std::int64_t i = 0; i < n; ++i) {
-        const F whole = (s * from[i] + kOrigin<F>)-kOrigin<F>;
-        rounded[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(whole));
-      }
-      std::int32_t total = 0;
-      for (std::int64_t i = 0; i < n; ++i) {
-        total += static_cast<std::int32_t>(rounded[i]) * static_cast<std::int32_t>(rounded[i]);
-      }
-      sum = total;
-    });
-    return sum;
-  }
+// The inputs or the output gradients of all samples, and the integers of some of them.
+template <class F>
+struct Side {
+  const F* x;
+  std::int64_t count;  // entries of a row
+  std::int16_t* to;
+  std::int64_t stride;  // from the integers of a row to those of the next
 };
 
-// Makes integers whose product's norm is at most factor |few| |many|; false if it is 0. The vector
-// of more entries is rounded last: its norm comes nearer to what is wanted.
+// What the integers of a sample's longer vector may come to.
+struct Room {
+  double left;            // of the product's norm, by that of the shorter vector's integers
+  std::int64_t integers;  // the square of this norm
+  std::int64_t most;      // the square of the product's
+};
+
+// Makes integers near to x that leave nothing of the room, with the sign of `factor`; false if they
+// are 0. Rounding rarely adds more than a half; where it does, there has to be less to round.
 template <class F>
-bool round_sample(const Row<F>& few, const Row<F>& many, F factor) {
-  const double f = static_cast<double>(factor);
-  const double few_square = few.square(), many_square = many.square();
-  const double square = std::min(f * f * few_square * many_square, kMost * kMost);
-  // Also false for NaN; an infinite square may be that of a sample that is not finite.
-  if (!(square > 0 && few_square * many_square <= std::numeric_limits<double>::max())) return false;
-  const double room = std::sqrt(square);
-  const double ratio = static_cast<double>(few.count) / static_cast<double>(many.count);
-  const double skew = std::max(std::sqrt(std::sqrt(ratio)), kSkew);
-  const auto s = static_cast<F>(std::sqrt(room) * skew / std::sqrt(few_square));
-  if (!std::isfinite(s)) return false;
-  const std::int64_t few_integers = few.round(s);
-  if (few_integers == 0) return false;
-  const auto most = static_cast<std::int64_t>(square);
-  double left = std::min(room / std::sqrt(static_cast<double>(few_integers)), kLongest);
-  // Rounding rarely adds more than a half; where it does, there has to be less to round.
+DPK_INLINE inline bool fill(Room room, const F* x, std::int64_t count, double norm, double factor,
+                            std::int16_t* to) {
   for (double less = 0.5;; less *= 2) {
-    left -= less;
-    const auto t = static_cast<F>(std::copysign(left / std::sqrt(many_square), f));
-    if (!(left > 0 && std::isfinite(t))) return false;
-    const std::int64_t many_integers = many.round(t);
-    if (few_integers * many_integers <= most) return many_integers != 0;
+    room.left -= less;
+    const auto scale = static_cast<F>(std::copysign(room.left / norm, factor));
+    if (!(room.left > 0 && std::isfinite(scale))) return false;
+    const std::int64_t integers = round_row(x, count, scale, to);
+    if (room.integers * integers <= room.most) return integers != 0;
   }
 }
 
@@ -99,16 +83,64 @@ struct Samples {
   LinearShape shape;
 
   static constexpr std::int64_t kMostSamples = 256;
+  static constexpr int kTogether = 16;  // samples whose roots are drawn together
 
-  // The two vectors of sample i, both zero from the first entry on if it counts for nothing.
-  void round(std::int64_t i, std::int16_t* inputs, std::int16_t* outputs) const {
-    const std::int64_t b = at[i];
-    const Row<F> x{a + b * shape.inputs, shape.inputs, inputs};
-    const Row<F> y{g + b * shape.outputs, shape.outputs, outputs};
+  // The two vectors of at most kTogether samples, whose product's norm is at most factor |a| |g|;
+  // both are zero if a sample counts for nothing. The vector of more entries is rounded last: its
+  // norm comes nearer to what is wanted.
+  DPK_INLINE void round(Range samples, std::int16_t* inputs, std::int64_t wide,
+                        std::int16_t* outputs, std::int64_t tall) const {
+    const Side<F> x{a, shape.inputs, inputs, wide}, y{g, shape.outputs, outputs, tall};
     const bool wider = x.count >= y.count;
-    if (!round_sample(wider ? y : x, wider ? x : y, factors[b])) {
-      std::fill_n(inputs, shape.inputs, std::int16_t{0});
-      std::fill_n(outputs, shape.outputs, std::int16_t{0});
+    round(at + samples.begin, samples.end - samples.begin, wider ? y : x, wider ? x : y);
+  }
+
+ private:
+  using Numbers = double[kTogether];
+
+  DPK_INLINE void round(const std::int64_t* numbers, std::int64_t n, const Side<F>& few,
+                        const Side<F>& many) const {
+    Numbers factor = {}, few_square = {}, many_square = {};
+    for (std::int64_t i = 0; i < n; ++i) {
+      factor[i] = static_cast<double>(factors[numbers[i]]);
+      few_square[i] = square_of(few.x + numbers[i] * few.count, few.count);
+      many_square[i] = square_of(many.x + numbers[i] * many.count, many.count);
+    }
+    const double ratio = static_cast<double>(few.count) / static_cast<double>(many.count);
+    const double skew = std::max(std::sqrt(std::sqrt(ratio)), kSkew);
+    Numbers square, norm, few_scale, many_norm;
+    for (int i = 0; i < kTogether; ++i) {
+      const double product = factor[i] * factor[i] * few_square[i] * many_square[i];
+      square[i] = std::min(product, kMost * kMost);
+      norm[i] = std::sqrt(square[i]);
+      few_scale[i] = std::sqrt(norm[i]) * skew / std::sqrt(few_square[i]);
+      many_norm[i] = std::sqrt(many_square[i]);
+    }
+    Numbers integers = {};
+    for (std::int64_t i = 0; i < n; ++i) {
+      // Also false for NaN; an infinite square may be that of a sample that is not finite.
+      const bool counts =
+          square[i] > 0 && few_square[i] * many_square[i] <= std::numeric_limits<double>::max();
+      const auto scale = static_cast<F>(few_scale[i]);
+      if (!counts || !std::isfinite(scale)) continue;
+      integers[i] = static_cast<double>(
+          round_row(few.x + numbers[i] * few.count, few.count, scale, few.to + i * few.stride));
+    }
+    Numbers left;
+    for (int i = 0; i < kTogether; ++i) {
+      left[i] = std::min(norm[i] / std::sqrt(integers[i]), kLongest);
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::int16_t *const few_to = few.to + i * few.stride, *const many_to =
+                                                                many.to + i * many.stride;
+      if (integers[i] > 0) {
+        const Room room{left[i], static_cast<std::int64_t>(integers[i]),
+                        static_cast<std::int64_t>(square[i])};
+        const F* const x = many.x + numbers[i] * many.count;
+        if (fill(room, x, many.count, many_norm[i], factor[i], many_to)) continue;
+      }
+      std::fill_n(few_to, few.count, std::int16_t{0});
+      std::fill_n(many_to, many.count, std::int16_t{0});
     }
   }
 };

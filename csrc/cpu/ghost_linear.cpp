@@ -63,16 +63,17 @@ DPK_INLINE inline Rows<F> padded(const S* from, std::int64_t rows, std::int64_t 
   return {to, stride};
 }
 
-template <class S>
-Bounds rank_one(const Sample<S>& sample) {
-  double a = 0, g = 0;
+// Squared norms of samples of one position, rounded up.
+template <class F>
+void rank_one(const LinearNorm<F>& call, Range samples) {
+  const double slack = gamma<double>(static_cast<double>(call.d + call.p) / 16 + 100);
   versioned([&]() DPK_INLINE {
-    a = square_of(sample.a, sample.inputs);
-    g = square_of(sample.g, sample.outputs);
+    for (std::int64_t b = samples.begin; b < samples.end; ++b) {
+      const double a = square_of(call.a + b * call.d, call.d);
+      const double g = square_of(call.g + b * call.p, call.p);
+      call.squares[b] = a * g * (1 + slack);
+    }
   });
-  const double slack =
-      gamma<double>(static_cast<double>(sample.inputs + sample.outputs) / 16 + 100);
-  return {a * g * (1 - slack), a * g * (1 + slack)};
 }
 
 // sum_t |a_t| |g_t|, rounded up.
@@ -353,10 +354,9 @@ void linear_norm(const LinearNorm<F>& call, int threads) {
   const bool by_gram =
       call.route == LinearRoute::kAuto ? gram_cheaper : call.route == LinearRoute::kGram;
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    if (shape.positions == 1) return rank_one(call, {begin, end});
     for (std::int64_t b = begin; b < end; ++b) {
-      const Sample<F> sample = sample_of(call, b);
-      call.squares[b] = shape.positions == 1 ? rank_one(sample).upper
-                                             : square_bound(sample, by_gram, gram_cheaper);
+      call.squares[b] = square_bound(sample_of(call, b), by_gram, gram_cheaper);
     }
   });
 }

@@ -22,15 +22,24 @@ std::vector<std::vector<Run<F>>> blocks_of(const F* a, const F* g, const F* fact
                                            const LinearShape& shape, std::int64_t steps) {
   std::vector<std::vector<Run<F>>> blocks;
   std::int64_t room = 0;
-  for (std::int64_t b = 0; b < shape.batch; ++b) {
-    if (factors[b] == 0) continue;
-    for (std::int64_t t = 0; t < shape.positions;) {
+  const auto add = [&](std::int64_t first, std::int64_t end, const Scales<F>& scales) {
+    for (std::int64_t row = first; row < end;) {
       if (room == 0) blocks.emplace_back(), room = steps;
-      const std::int64_t row = b * shape.positions + t;
-      const std::int64_t count = std::min(room, shape.positions - t);
-      blocks.back().push_back({a + row * shape.inputs, g + row * shape.outputs, factors[b], count});
-      t += count, room -= count;
+      const std::int64_t some = std::min(room, end - row);
+      const Scales<F> own{scales.first + (row - first) * scales.step, scales.step};
+      blocks.back().push_back({a + row * shape.inputs, g + row * shape.outputs, own, some});
+      row += some, room -= some;
     }
+  };
+  for (std::int64_t b = 0; b < shape.batch;) {
+    std::int64_t end = b + 1;
+    if (factors[b] != 0 && shape.positions == 1) {
+      while (end < shape.batch && factors[end] != 0) ++end;
+      add(b, end, {factors + b, 1});
+    } else if (factors[b] != 0) {
+      add(b * shape.positions, end * shape.positions, {factors + b, 0});
+    }
+    b = end;
   }
   return blocks;
 }
@@ -49,7 +58,7 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
   std::int64_t done = 0;
   for (const Run<F>& run : runs) {
     pack_panels<T::kRows, T::kWrittenRows>(run.g + rows.begin, run.count, rows.end - rows.begin,
-                                           shape.outputs, run.factor, g + done * T::kRows, size);
+                                           shape.outputs, run.factors, g + done * T::kRows, size);
     done += run.count;
   }
   for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {

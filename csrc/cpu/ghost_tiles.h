@@ -27,10 +27,12 @@ DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std:
 // row, or lies in the room behind the last (panel_size).
 template <int kWidth, int kWritten = kWidth, class S, class F>
 DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
-                                   std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
+                                   std::int64_t stride, const Scales<F>& scales, F* to,
+                                   std::int64_t panel_size) {
   const std::int64_t whole = std::max<std::int64_t>(0, columns + kWidth - kWritten) / kWidth;
   for (std::int64_t r = 0; r < rows; ++r) {
     const S* row = from + r * stride;
+    const F scale = scales(r);
     F* panel = to + r * kWidth;
     for (std::int64_t i = 0; i < whole; ++i, row += kWidth, panel += panel_size) {
       pack_row(row, kWritten, kWritten, scale, panel);
@@ -40,6 +42,13 @@ DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_
       row += kWidth, panel += panel_size;
     }
   }
+}
+
+// The same with one factor for all rows.
+template <int kWidth, int kWritten = kWidth, class S, class F>
+DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
+                                   std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
+  pack_panels<kWidth, kWritten>(from, rows, columns, stride, Scales<F>{&scale, 0}, to, panel_size);
 }
 
 // The sum of one vector's lanes, halves first.

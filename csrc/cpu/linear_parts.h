@@ -12,12 +12,12 @@
 
 namespace dpkern::cpu {
 
-// A run of positions of one sample.
+// Positions that lie behind each other: of one sample, or one each of several.
 template <class F>
 struct Run {
   const F* a;
   const F* g;
-  F factor;
+  ghost::Scales<F> factors;
   std::int64_t count;
 };
 

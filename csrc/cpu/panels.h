@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "cpu/isa.h"
 
@@ -49,24 +50,39 @@ DPK_INLINE inline V load(const F* from) {
   return value;
 }
 
-// sum of squares in double. Those of floats are exact, so that fusing them with sums changes
-// nothing.
+// sum of squares in double, in 32 sums whatever the width of a vector. Those of floats are exact,
+// so that fusing them with sums changes nothing.
 template <class S>
 DPK_INLINE inline double square_of(const S* row, std::int64_t n) {
-  constexpr int kSums = 16;
-  double sums[kSums] = {};
+  constexpr int kLanes = 4, kChains = 8;
+  using D = Vector<double, kLanes>;
+  D sums[kChains] = {};
+  const auto add = [&](std::int64_t at, D& sum) DPK_INLINE {
+    const D x = __builtin_convertvector((load<Vector<S, kLanes>>(row + at)), D);
+    sum += x * x;
+  };
   std::int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int k = 0; k < kSums; ++k) {
-      const double x = static_cast<double>(row[i + k]);
-      sums[k] += x * x;
-    }
+  for (; i + kLanes * kChains <= n; i += kLanes * kChains) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kChains; ++k) add(i + k * kLanes, sums[k]);
   }
-  double total = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) add(i, sums[0]), add(i + kLanes, sums[1]);
+  if (i + kLanes <= n) add(i, sums[2]), i += kLanes;
+  const D sum =
+      ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  double total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-  for (int k = 0; k < kSums; ++k) total += sums[k];
   return total;
 }
+
+// A number for every row, or one for all of them.
+template <class F>
+struct Scales {
+  const F* first;
+  std::int64_t step;  // 1, or 0
+
+  DPK_INLINE F operator()(std::int64_t row) const { return first[row * step]; }
+};
 
 // Entries of a panel of `rows` rows and one line more: panels of a power of two begin in different
 // sets of the cache.

@@ -101,7 +101,7 @@ bool add_runs(const std::vector<Run<float>>& runs, const LinearShape& shape, Ran
   for (const auto& run : runs) {
     for (std::int64_t t = 0; t < run.count; ++t, ++at) {
       a[at] = run.a + t * shape.inputs, g[at] = run.g + t * shape.outputs;
-      factors[at] = run.factor;
+      factors[at] = run.factors(t);
     }
   }
   std::fill(a + at, a + filled, a[at - 1]);
