@@ -8,7 +8,6 @@
 
 #include "core/clip_factor.h"
 #include "cpu/ops.h"
-#include "cpu/panels.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
@@ -92,15 +91,13 @@ void explicit_norm(const ExplicitNorm<F>& call, int threads) {
   std::int64_t entries = 0;
   for (const std::int64_t columns : call.P) entries += columns;
   parallel_for(call.B, grain_of(entries), threads, [&](std::int64_t begin, std::int64_t end) {
-    versioned([&]() DPK_INLINE {
-      for (std::int64_t b = begin; b < end; ++b) {
-        double total = 0;
-        for (std::size_t i = 0; i < call.grads.size(); ++i) {
-          total += ghost::square_of(call.grads[i] + b * call.P[i], call.P[i]);
-        }
-        call.squares[b] = total;
+    for (std::int64_t b = begin; b < end; ++b) {
+      double total = 0;
+      for (std::size_t i = 0; i < call.grads.size(); ++i) {
+        total += power_sum(call.grads[i] + b * call.P[i], call.P[i], 2);
       }
-    });
+      call.squares[b] = total;
+    }
   });
 }
 

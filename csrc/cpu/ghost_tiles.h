@@ -80,28 +80,17 @@ struct Tile {
 
   // `start` + the sum over `steps` of packed panels g [steps, kRows] and a [steps, kColumns].
   DPK_INLINE void multiply(const F* g, const F* a, std::int64_t steps, F start = 0) {
-    V acc[kRows][kVectors];
+    multiply_by([&](std::int64_t t, int m) DPK_INLINE { return g[t * kRows + m]; }, a, steps,
+                start);
+  }
+  // The same with rows x [used, steps] as they lie, `stride` apart; what is beyond them is
+  // undefined.
+  DPK_INLINE void multiply_rows(const F* x, std::int64_t stride, std::int64_t used, const F* a,
+                                std::int64_t steps) {
+    const F* rows[kRows];
 #pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{} + start;
-    }
-    for (std::int64_t t = 0; t < steps; ++t) {
-      V x[kVectors];
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) x[n] = load<V>(a + t * kColumns + n * kLanes);
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) {
-        const F s = g[t * kRows + m];
-#pragma GCC unroll 16
-        for (int n = 0; n < kVectors; ++n) acc[m][n] += s * x[n];
-      }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < kVectors; ++n) at[m][n] = acc[m][n];
-    }
+    for (int m = 0; m < kRows; ++m) rows[m] = x + (m < used ? m : 0) * stride;
+    multiply_by([&](std::int64_t t, int m) DPK_INLINE { return rows[m][t]; }, a, steps, F{0});
   }
   DPK_INLINE void add(const Tile& other) {
 #pragma GCC unroll 16
@@ -137,6 +126,33 @@ struct Tile {
       total += static_cast<double>(sum_lanes<V, kLanes>(sums[n]));
     }
     return total;
+  }
+
+ private:
+  template <class Left>
+  DPK_INLINE void multiply_by(const Left& left, const F* a, std::int64_t steps, F start) {
+    V acc[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{} + start;
+    }
+    for (std::int64_t t = 0; t < steps; ++t) {
+      V x[kVectors];
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) x[n] = load<V>(a + t * kColumns + n * kLanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const F s = left(t, m);
+#pragma GCC unroll 16
+        for (int n = 0; n < kVectors; ++n) acc[m][n] += s * x[n];
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) at[m][n] = acc[m][n];
+    }
   }
 };
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product as pairs
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from dpkern.ops import product, testing
 from tests.ops.backends.every_backend import every_backend
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13}
-SIZES = ((1, 1), (7, 3), (12, 33), (13, 256), (49, 257), (100, 513))
-COLUMNS = (1, 5, 31, 32, 64, 129)
+SIZES = ((1, 1), (7, 3), (6, 8), (12, 33), (13, 256), (49, 257), (100, 513))
+COLUMNS = (1, 2, 3, 4, 5, 31, 32, 64, 129)
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def test_the_kernel_agrees_with_float64(isa: str, dtype: torch.dtype) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("shape", [(0, 4, 4), (5, 0, 4), (5, 4, 0)])
+@pytest.mark.parametrize("shape", [(0, 4, 4), (5, 0, 4), (5, 0, 40), (5, 4, 0)])
 def test_empty_products(backend: str, shape: tuple[int, int, int]) -> None:
     x, w, bias = _operands(*shape, torch.float32)
     with _kernel():
@@ -66,12 +67,17 @@ def test_empty_products(backend: str, shape: tuple[int, int, int]) -> None:
 
 
 @every_backend
-def test_rows_never_meet(backend: str) -> None:
-    x, w, bias = _operands(30, 40, 50, torch.float32)
-    x[7, 3] = math.nan
-    with _kernel():
-        got = product.matmul(x, w, bias, backend=backend)
-    assert torch.isfinite(got).all(dim=1).tolist() == [row != 7 for row in range(30)]
+@pytest.mark.parametrize(("inner", "columns"), [(40, 50), (43, 1), (43, 3), (5, 2)])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rows_never_meet(backend: str, inner: int, columns: int, value: float) -> None:
+    x, w, bias = _operands(30, inner, columns, torch.float32)
+    for place in (3, -1, -5):
+        spoilt = x.clone()
+        spoilt[7, place] = value
+        with _kernel():
+            got = product.matmul(spoilt, w, bias, backend=backend)
+        assert torch.isfinite(got).all(dim=1).tolist() == [row != 7 for row in range(30)]
+        assert torch.equal(got[7].isnan(), (spoilt @ w + bias)[7].isnan())
 
 
 def test_both_choices_train_alike() -> None:
@@ -102,16 +108,39 @@ def test_both_choices_train_alike() -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-12, atol=1e-14)
 
 
-def test_narrow_instructions_leave_large_products_to_the_library() -> None:
+@pytest.fixture
+def made_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Says that Intel made this processor, or that somebody else did."""
+    from dpkern.ops.backends import _product
+
+    real = _product.extension()
+
+    def pretend(intel: bool) -> None:
+        fake = SimpleNamespace(is_intel=lambda: intel, isa=real.isa)
+        monkeypatch.setattr(_product, "extension", lambda: fake)
+        _product._faster.cache_clear()
+
+    yield pretend
+    _product._faster.cache_clear()
+
+
+@pytest.mark.parametrize("intel", [True, False])
+def test_maker_and_instructions_choose_who_multiplies(
+    made_by: Callable[[bool], None], intel: bool
+) -> None:
     from dpkern.ops.backends import _product, cpu
 
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        pytest.skip("the library is another one")
+    made_by(intel)
     for isa in testing.available_isas():
+        moderate = isa == "amx" if intel else isa != "baseline"
+        large = isa == "amx" if intel else isa not in ("baseline", "avx2")
         with testing.isa(isa):
             own = _product.own()
-            large = _product.is_own(torch.float32, 1025)
-            assert not large or isa.startswith("avx512") or isa == "amx"
-            assert large or isa != "amx"
-            assert _product.is_own(torch.float32, 1024) is (isa != "baseline")
+            for weights, wanted in ((1 << 10, isa != "baseline"), (1 << 16, moderate)):
+                assert _product.is_own(torch.float32, weights) is wanted
+            assert _product.is_own(torch.float32, (1 << 16) + 1) is large
             for wanted in (True, False):
                 with cpu.use_own_products(wanted):
                     for weights in (0, 1, 1 << 40):
@@ -123,7 +152,7 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
     """Small products are the compiled kernel's whatever the number of rows."""
     if testing.available_isas()[-1] == "baseline":
         pytest.skip("the library multiplies")
-    for inner, columns in ((20, 32), (1, 1024), (1024, 1), (31, 33)):
+    for inner, columns in ((20, 32), (1, 1024), (1024, 1), (31, 33), (340, 3), (7, 4), (5, 2)):
         x, w, bias = torch.randn(301, inner), torch.randn(inner, columns), torch.randn(columns)
         whole = product.matmul(x, w, bias)
         for first, last in ((0, 1), (1, 6), (7, 71), (300, 301)):

@@ -1,9 +1,10 @@
 """Matrix products on the CPU: the compiled kernel, or torch's library where that is faster.
 
-The library (MKL) keeps its AVX-512 products to Intel's processors. On others with these
-instructions the kernel is about twice as fast. Processors with AMX multiply float32 numbers by
-tiles of bfloat16 numbers (csrc/cpu/product_bfloat.cpp), in 0.6 to 0.8 of the library's time.
-Everywhere else the library is faster, but for small products, which take less time than its call.
+The library (MKL) keeps its best products to Intel's processors. On others the kernel is about twice
+as fast with AVX-512, and as fast with AVX2, where matrices of weights of moderate size take it:
+rows' bits do not depend on other rows then. Processors with AMX multiply float32 numbers by tiles
+of bfloat16 numbers (csrc/cpu/product_bfloat.cpp), in 0.6 to 0.8 of the library's time. Everywhere
+else the library is faster, but for small products, which take less time than its call.
 The size of the matrix of weights decides, so that rows get the same bits in every number of rows.
 """
 
@@ -26,8 +27,9 @@ from ._extension import compiled as extension
 Largest = Mapping[torch.dtype, int]
 """The most weights of a matrix whose products run in the compiled kernel, by dtype."""
 
-_SMALL = 1024
 _ALL: Largest = dict.fromkeys(FLOATS, sys.maxsize)
+_MODERATE: Largest = dict.fromkeys(FLOATS, 1 << 16)
+_SMALL: Largest = dict.fromkeys(FLOATS, 1 << 10)
 _NONE: Largest = {}
 
 _chosen: bool | None = None
@@ -37,12 +39,13 @@ _chosen: bool | None = None
 @cache
 def _faster(isa: int) -> Largest:
     """Return up to which size the compiled kernel's products are faster with these instructions."""
-    few: Largest = dict.fromkeys(FLOATS, _SMALL) if ISAS[isa] != "baseline" else _NONE
-    if ISAS[isa] == "amx" and extension().is_intel():
-        return {**few, torch.float32: sys.maxsize}
-    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    wide = ISAS[isa].startswith("avx512") or ISAS[isa] == "amx"
-    return _ALL if wide and mkl and not extension().is_intel() else few
+    if ISAS[isa] == "baseline":
+        return _NONE
+    if extension().is_intel():
+        return {**_SMALL, torch.float32: sys.maxsize} if ISAS[isa] == "amx" else _SMALL
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return _SMALL
+    return _MODERATE if ISAS[isa] == "avx2" else _ALL
 
 
 @cache
