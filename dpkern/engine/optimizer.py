@@ -93,6 +93,7 @@ class OptimizerAdapter:
         self.packed = PackedUpdate(optimizer, capture)
         """The update that a program replays."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
+        self.turns = capture.passes.turns
         self.batches = BatchOrder(capture, step, self._close)
         boundary = self.batches.boundary
         self.between = BetweenSteps(
@@ -235,10 +236,11 @@ class OptimizerAdapter:
         Samples of a release that fails half-way have had their step, too: it is in the ledger.
         """
         before = self.dp_step.steps
-        self.batches.check_step()
         recording = torch.is_grad_enabled()
+        self.turns.take()
         torch._C._set_grad_enabled(False)  # torch.no_grad() in a tenth of its time
         try:
+            self.batches.check_step()
             with without_torch_function():
                 self._check_parameters()
                 if self.between.held:
@@ -252,10 +254,13 @@ class OptimizerAdapter:
             if self.dp_step.steps != before:
                 self.batches.step_taken()
             raise
+        else:
+            self.capture.loss_scale = 1.0
+            self.batches.step_taken()
+            self.turns.end_batch()
         finally:
             torch._C._set_grad_enabled(recording)
-        self.capture.loss_scale = 1.0
-        self.batches.step_taken()
+            self.turns.give()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _keep_contents(self) -> None:

@@ -17,7 +17,9 @@ from .hooks import Hook
 from .nodes_between import nodes_between
 from .parameter import applied, replaced, tensors_in
 from .probe import INPUT, WatchedInput
+from .provenance.tensor import TrackedTensor
 from .sets_requires_grad import sets_requires_grad
+from .turns import Turns
 from .uncompiled import SHORT_CUTS, show_forward
 from .unshared import fewest_holders, is_held_as
 from .uses import CapturedOp
@@ -37,6 +39,8 @@ class ForwardPasses:
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
+        self.turns = Turns()
+        """The thread that runs the module or takes a step."""
         self.inputs: tuple[Tensor, ...] = ()
         """Arguments of the running pass."""
         self._hooks: list[Any] = []
@@ -48,12 +52,12 @@ class ForwardPasses:
         """Begin to see passes."""
         from .layers import packed  # here, because the rules import the capture
 
-        module, graphs = self.capture.module, self.capture.graphs
+        module = self.capture.module
         shown = {"forward": show_forward(module), "zero_grad": show_zero_grad(module)}
         self._shown = [name for name, is_ours in shown.items() if is_ours]
         self._hooks = [
             module.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
-            module.register_forward_hook(Hook(graphs.end_of_pass), always_call=True),
+            module.register_forward_hook(Hook(self._leave), always_call=True),
             module.register_forward_hook(Hook(self._after), with_kwargs=True),
         ]
         self.capture.guard.attach()
@@ -92,9 +96,15 @@ class ForwardPasses:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Identify the records of the module's inputs, before all other hooks."""
-        capture = self.capture
+        capture, turns = self.capture, self.turns
+        turns.take()
         if capture.guard.running:
             return None
+        turns.aside = False
+        if turns.trainer and not torch.is_grad_enabled() and turns.evaluates_aside():
+            turns.aside = TrackedTensor not in map(type, tensors_in((args, kwargs)))
+            if turns.aside:
+                return None
         capture._skipped = False
         capture.graphs.end_of_pass()  # of one that failed in the compiler
         changed = None
@@ -110,7 +120,7 @@ class ForwardPasses:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         capture = self.capture
-        if capture.guard.running:
+        if capture.guard.running or self.turns.aside:
             return None
         capture.verification.watch_node = None
         SHORT_CUTS.clear()  # of a pass that failed before its module ran
@@ -119,6 +129,7 @@ class ForwardPasses:
         if capture._public or capture._skipped:
             capture.graphs.skip()
             return None
+        self.turns.begin_batch()
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         given = self.inputs = args if usual else tuple(tensors_in((args, kwargs)))
         rows = None
@@ -174,31 +185,45 @@ class ForwardPasses:
         watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(arguments, first, copied)
         return watched
 
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """End the pass of a compiled module; a pass that failed, without an output, ends here."""
+        if self.capture.guard.running:
+            return
+        if not self.turns.aside:
+            self.capture.graphs.end_of_pass()
+        if output is None:
+            self.turns.give()
+
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         capture = self.capture
         if capture.guard.running:
             return None
-        if torch.is_grad_enabled() and not capture._public:
-            # Uses within reentrant checkpoints show only in the backward pass.
-            known = capture.verification
-            needed = (bool(known.fresh) or known.watch_input) and capture.watching
-            if needed or capture.any_rank is not None:
-                capture.verify(output, idle=not needed)
-        made = output
-        if capture.row_padding is not None and torch.is_grad_enabled() and capture.watching:
-            output = capture.row_padding.leave(output)
-        followed = capture.boundary if capture.collected is None else None
-        if capture._public or (capture._skipped and followed and not followed.in_placeholder):
-            followed = None
-        capture._skipped = False
-        capture.guard.after(args, kwargs, made)
-        del made  # the last other holder of an output that was not padded
-        if followed is None:
-            return output
-        alone = type(output) is Tensor and is_held_as(output, self._fewest_holders)
-        return followed.leave(output, alone=alone)
+        try:
+            if self.turns.aside:
+                return None
+            if torch.is_grad_enabled() and not capture._public:
+                # Uses within reentrant checkpoints show only in the backward pass.
+                known = capture.verification
+                needed = (bool(known.fresh) or known.watch_input) and capture.watching
+                if needed or capture.any_rank is not None:
+                    capture.verify(output, idle=not needed)
+            made = output
+            if capture.row_padding is not None and torch.is_grad_enabled() and capture.watching:
+                output = capture.row_padding.leave(output)
+            followed = capture.boundary if capture.collected is None else None
+            if capture._public or (capture._skipped and followed and not followed.in_placeholder):
+                followed = None
+            capture._skipped = False
+            capture.guard.after(args, kwargs, made)
+            del made  # the last other holder of an output that was not padded
+            if followed is None:
+                return output
+            alone = type(output) is Tensor and is_held_as(output, self._fewest_holders)
+            return followed.leave(output, alone=alone)
+        finally:
+            self.turns.give()
 
     def is_last_hook(self) -> bool:
         """Whether nothing changes the module's output after ``_after``."""
