@@ -257,7 +257,6 @@ class OptimizerAdapter:
         else:
             self.capture.loss_scale = 1.0
             self.batches.step_taken()
-            self.turns.end_batch()
         finally:
             torch._C._set_grad_enabled(recording)
             self.turns.give()
@@ -353,10 +352,12 @@ class OptimizerAdapter:
             for param in trained:
                 gradient = gradients[self._places[id(param)]]
                 param.grad = None if gradient is None else like(gradient, param)
+            self.turns.give()  # hooks of the step may evaluate the module, and wait for a thread
             self._own_step()
         finally:
             for param in trained:
                 param.grad = None
+            self.turns.take()
 
     def _check_parameters(self) -> None:
         optimizer = self.optimizer

@@ -41,6 +41,8 @@ class ForwardPasses:
         self.capture = capture
         self.turns = Turns()
         """The thread that runs the module or takes a step."""
+        self._aside = False
+        """Whether the running pass evaluates while another thread's batch waits for its step."""
         self.inputs: tuple[Tensor, ...] = ()
         """Arguments of the running pass."""
         self._hooks: list[Any] = []
@@ -92,19 +94,32 @@ class ForwardPasses:
         """Release the arguments of the last pass, so that the next one can use their memory."""
         self.inputs = ()
 
+    def _evaluates_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the pass evaluates while the batch of another thread waits for its step.
+
+        That thread needs the engine as its pass has left it, and may wait for this one: such a pass
+        runs as if there were no engine. What it leaves in the module, the next training pass finds.
+        """
+        boundary = self.capture.boundary
+        return (
+            boundary is not None
+            and boundary.unfinished_pass
+            and not boundary.trains_here
+            and not torch.is_grad_enabled()
+            and TrackedTensor not in map(type, tensors_in((args, kwargs)))
+        )
+
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Identify the records of the module's inputs, before all other hooks."""
-        capture, turns = self.capture, self.turns
-        turns.take()
+        capture = self.capture
+        self.turns.take()
         if capture.guard.running:
             return None
-        turns.aside = False
-        if turns.trainer and not torch.is_grad_enabled() and turns.evaluates_aside():
-            turns.aside = TrackedTensor not in map(type, tensors_in((args, kwargs)))
-            if turns.aside:
-                return None
+        self._aside = self._evaluates_aside(args, kwargs)
+        if self._aside:
+            return None
         capture._skipped = False
         capture.graphs.end_of_pass()  # of one that failed in the compiler
         changed = None
@@ -120,16 +135,17 @@ class ForwardPasses:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         capture = self.capture
-        if capture.guard.running or self.turns.aside:
+        if capture.guard.running:
+            return None
+        SHORT_CUTS.clear()  # of a pass that failed before its module ran
+        if self._aside:
             return None
         capture.verification.watch_node = None
-        SHORT_CUTS.clear()  # of a pass that failed before its module ran
         if not torch.is_grad_enabled():
             return None
         if capture._public or capture._skipped:
             capture.graphs.skip()
             return None
-        self.turns.begin_batch()
         usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
         given = self.inputs = args if usual else tuple(tensors_in((args, kwargs)))
         rows = None
@@ -186,10 +202,10 @@ class ForwardPasses:
         return watched
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """End the pass of a compiled module; a pass that failed, without an output, ends here."""
+        """End the pass of a compiled module; one that failed without an output ends here."""
         if self.capture.guard.running:
             return
-        if not self.turns.aside:
+        if not self._aside:
             self.capture.graphs.end_of_pass()
         if output is None:
             self.turns.give()
@@ -201,7 +217,7 @@ class ForwardPasses:
         if capture.guard.running:
             return None
         try:
-            if self.turns.aside:
+            if self._aside:
                 return None
             if torch.is_grad_enabled() and not capture._public:
                 # Uses within reentrant checkpoints show only in the backward pass.

@@ -135,19 +135,105 @@ def test_a_refused_step_gives_its_turn_back() -> None:
     assert in_thread(lambda: evaluated(run)).shape == (5, 2)
 
 
-def test_nobody_waits_for_an_interrupted_pass_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+class FailingHookError(Exception):
+    """What a hook of the loop raises."""
+
+
+@pytest.mark.parametrize("error", [FailingHookError, KeyboardInterrupt])
+@pytest.mark.parametrize("lives", [True, False], ids=["alive", "ended"])
+def test_nobody_waits_for_a_pass_that_a_hook_ended(error: type[BaseException], lives: bool) -> None:
+    """Torch tells the engine of no such end, and the thread may never run the module again."""
     run = Run()
     run.train(1, most=1)
-    monkeypatch.setattr(turns, "PATIENCE", 0.05)
 
-    def interrupt(module: nn.Module, args: Any, output: Any) -> None:
-        raise KeyboardInterrupt
+    def fail(module: nn.Module, args: Any, output: Any) -> None:
+        raise error
 
-    hook = run.module[1].register_forward_hook(interrupt)  # type: ignore[index]
-    with pytest.raises(KeyboardInterrupt):
+    hook = run.module.register_forward_hook(fail, prepend=True)
+    failed, leave = threading.Event(), threading.Event()
+
+    def evaluate() -> None:
+        with pytest.raises(error):
+            evaluated(run)
+        failed.set()
+        if lives:
+            leave.wait(timeout=30)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    assert failed.wait(timeout=30)
+    hook.remove()
+    if not lives:
+        thread.join(timeout=30)
+    assert run.engine.capture.passes.turns.holder == thread.ident  # torch told of no end
+    assert run.train(1) == 6
+    leave.set()
+    thread.join(timeout=30)
+    assert in_thread(lambda: evaluated(run)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_hook_of_the_step_may_evaluate(elsewhere: bool) -> None:
+    run, seen = Run(), []
+    run.optimizer.register_step_post_hook(
+        lambda *_: seen.append(in_thread(lambda: evaluated(run)) if elsewhere else evaluated(run))
+    )
+    assert run.train(1) == 6
+    assert [tuple(each.shape) for each in seen] == [(5, 2)] * 6
+
+
+def test_a_pass_that_waits_for_an_evaluation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    run.train(1, most=1)
+    monkeypatch.setattr(turns, "PATIENCE", 0.1)
+    hook = run.module[1].register_forward_hook(  # type: ignore[index]
+        lambda *_: in_thread(lambda: evaluated(run))
+    )
+    with pytest.raises(UnsupportedModule, match="inside of a pass"):
         evaluated(run)
     hook.remove()
-    with pytest.raises(UnsupportedModule, match="another thread"):
+    assert run.train(1) == 6
+
+
+class Remembers(nn.Module):
+    """Keeps a mean over the samples that it evaluates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        logits: torch.Tensor = self.layer(x - self.mean)
+        return logits
+
+
+def test_an_evaluation_between_batches_is_looked_at_in_every_thread() -> None:
+    run = Run(module=Remembers())
+    for x, _ in run.loader:
+        run.module(x)
+        break
+    run.engine.drop()
+    with pytest.raises(UnsupportedModule, match="mean"):
         in_thread(lambda: evaluated(run))
-    evaluated(run)  # as the remedy says
-    assert in_thread(lambda: evaluated(run)).shape == (5, 2)
+
+
+def test_an_evaluation_beside_a_batch_of_the_same_thread_is_looked_at() -> None:
+    run = Run(module=Remembers())
+    run.module(next(iter(run.loader))[0])
+    with pytest.raises(UnsupportedModule, match="mean"):
+        evaluated(run)
+
+
+def test_what_an_evaluation_beside_a_batch_leaves_is_found_by_the_next_pass() -> None:
+    run = Run(module=Remembers())
+    batches = iter(run.loader)
+    x, y = next(batches)
+    loss = nn.functional.cross_entropy(run.module(x), y)
+    in_thread(lambda: evaluated(run))
+    loss.backward()
+    run.optimizer.step()
+    with pytest.raises(UnsupportedModule, match="mean"):
+        run.module(next(batches)[0])
